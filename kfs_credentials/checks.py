@@ -1,0 +1,166 @@
+"""System checks: the settings, the keys, the store, the database. Each names the setting and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.core import checks
+from django.core.checks import CheckMessage, Error, Tags
+from django.db import DatabaseError, InterfaceError, connections, router
+
+from kfs_credentials.conf import NAME, key_ring, settings
+from kfs_credentials.errors import InvalidKey, InvalidSetting, SecretStoreError, StoreMisconfigured
+from kfs_credentials.models import Source
+from kfs_credentials.stores import secret_stores
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+TAG = "kfs_credentials"
+OLDEST_POSTGRESQL = 15
+
+
+@checks.register(TAG, Tags.security)
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """E001: a setting is not what it must be, or there is no such setting."""
+    return [Error(problem, id="kfs_credentials.E001") for problem in settings.problems()]
+
+
+@checks.register(TAG, Tags.security)
+def check_keys(**_: Any) -> list[CheckMessage]:
+    """E002: a key is missing, malformed, too short, given twice, or the README's example."""
+    try:
+        key_ring()
+    except InvalidKey as error:
+        hint = "The first key encrypts, all of them decrypt. Keep them with your other production secrets."
+        return [Error(str(error), hint=hint, id="kfs_credentials.E002")]
+    except InvalidSetting:
+        pass  # E001 says so
+    return []
+
+
+@checks.register(TAG, Tags.security)
+def check_stores(**_: Any) -> list[CheckMessage]:
+    """E003: a secret store cannot be made from its settings. E004: it cannot be used."""
+    try:
+        aliases = settings.STORES
+    except InvalidSetting:
+        return []  # E001 says so
+    found: list[CheckMessage] = []
+    for alias in dict.fromkeys(["default", *aliases]):
+        try:
+            store = secret_stores[alias]
+        except StoreMisconfigured as error:
+            found.append(Error(str(error), id="kfs_credentials.E003"))
+            continue
+        try:
+            store.check()
+        except (InvalidKey, InvalidSetting):
+            pass  # E001 and E002 say so
+        except SecretStoreError as error:
+            found.append(Error(f"{NAME}['STORES']['{alias}']: {error}", id="kfs_credentials.E004"))
+    return found
+
+
+@checks.register(TAG)
+def check_engine(**_: Any) -> list[CheckMessage]:
+    """E005: the database that the sources live in is not PostgreSQL, or not through psycopg 3."""
+    alias = router.db_for_write(Source)
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        return [
+            Error(
+                f"kfs_credentials needs PostgreSQL, and DATABASES['{alias}'] is {connection.display_name}.",
+                hint="Route the app to a PostgreSQL database (DATABASE_ROUTERS), or change the ENGINE.",
+                id="kfs_credentials.E005",
+            )
+        ]
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+    if not is_psycopg3:
+        return [
+            Error(
+                "kfs_credentials needs psycopg 3, and Django uses psycopg2 here.",
+                hint='Install it: pip install "kfs-credentials[binary]".',
+                id="kfs_credentials.E005",
+            )
+        ]
+    return []
+
+
+@checks.register(TAG, Tags.database)
+def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """E006: the server is too old. E007: row-level security hides rows. E008: an index of ours is INVALID.
+
+    W009: the database could not be asked.
+    """
+    alias = router.db_for_write(Source)
+    if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
+        return []
+    try:
+        connections[alias].ensure_connection()
+        return [*_old_server(alias), *_hidden_rows(alias), *_invalid_indexes(alias)]
+    except (DatabaseError, InterfaceError) as error:
+        return [
+            checks.Warning(
+                f"DATABASES['{alias}'] could not be asked for its version, row-level security and indexes "
+                f"({type(error).__name__}).",
+                hint="Check again once it can be reached.",
+                id="kfs_credentials.W009",
+            )
+        ]
+
+
+def _old_server(alias: str) -> Iterator[CheckMessage]:
+    version = connections[alias].get_database_version()[0]
+    if version < OLDEST_POSTGRESQL:
+        yield Error(
+            f"kfs_credentials needs PostgreSQL {OLDEST_POSTGRESQL} or newer, and DATABASES['{alias}'] is "
+            f"PostgreSQL {version}.",
+            hint="Upgrade the server.",
+            id="kfs_credentials.E006",
+        )
+
+
+def _hidden_rows(alias: str) -> Iterator[CheckMessage]:
+    for table in hidden_tables(alias):
+        yield Error(
+            f"Row-level security hides rows of {table} from this role, and a source that cannot be seen would "
+            "be taken for one that was deleted.",
+            hint="Use a role with BYPASSRLS, or the owner of the tables without FORCE ROW LEVEL SECURITY.",
+            id="kfs_credentials.E007",
+        )
+
+
+def _invalid_indexes(alias: str) -> Iterator[CheckMessage]:
+    for index in invalid_indexes(alias):
+        yield Error(
+            f"The index {index} is INVALID: an interrupted CREATE INDEX CONCURRENTLY left it behind.",
+            hint=f"DROP INDEX CONCURRENTLY {index}; then build it again as the migration has it.",
+            id="kfs_credentials.E008",
+        )
+
+
+TABLES = ("knowledge_spaces", "sources", "source_credential_backfills", "source_secret_lifecycle_refs")
+
+
+def hidden_tables(using: str) -> list[str]:
+    """Return the tables that row-level security hides rows of, from the role of alias `using`."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            "SELECT name FROM unnest(%s::text[]) AS name "
+            "WHERE to_regclass(name) IS NOT NULL AND row_security_active(to_regclass(name))",
+            [list(TABLES)],
+        )
+        return [name for (name,) in cursor.fetchall()]
+
+
+def invalid_indexes(using: str) -> list[str]:
+    """Return the indexes on our tables that are not valid."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            "SELECT indexrelid::regclass::text FROM pg_index "
+            "WHERE NOT indisvalid AND indrelid IN (SELECT to_regclass(name) FROM unnest(%s::text[]) AS name)",
+            [list(TABLES)],
+        )
+        return [name for (name,) in cursor.fetchall()]

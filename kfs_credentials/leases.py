@@ -1,0 +1,140 @@
+"""Claim, renew, fence: what both state machines share.
+
+A worker claims rows under one fresh token, which may cover a batch. Every later write of those rows is conditional
+on the token and on a lease that has not run out by the *database's* clock, under a row lock. Rows that do not match
+any more belong to somebody else now: the worker goes on with the others.
+
+The worker also keeps a watch of its own, which only ever says "no longer yours" too early, never too late: it
+counts from the moment before the claim was sent, on a clock that runs on while the process is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+import uuid
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar, Self
+
+from django.db import models
+from django.db.models import F, Value
+from django.db.models.expressions import Combinable, RawSQL
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from kfs_credentials.errors import LeaseLost
+
+
+def new_worker_name() -> str:
+    """Return a name for this worker: host, process and a random part, since process ids come back."""
+    return f"{socket.gethostname()[:64]}:{os.getpid()}:{secrets.token_hex(3)}"
+
+
+@dataclass
+class Lease:
+    """One claim: a fresh token that covers `size` rows for `duration` seconds at a time."""
+
+    worker: str
+    duration: float
+    size: int = 0
+    token: uuid.UUID = field(default_factory=uuid.uuid4)
+    confirmed_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def worker_id(self) -> str:
+        """The column `worker_id`: the worker's name and, after `#`, how many rows the claim covers.
+
+        The number outlives a crash: the rows of a claim that ended badly are claimed again in smaller groups, and
+        only a row that was leased alone is held responsible. See `LeasedQuerySet.with_leased_size`. It is 2 at least
+        if the worker had others at work besides.
+        """
+        return f"{self.worker}#{self.size}"
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which this worker may still believe in its lease."""
+        return self.confirmed_at + self.duration - time.monotonic()
+
+    @property
+    def renewal_due(self) -> bool:
+        """True once a third of the lease has passed since it was last confirmed."""
+        return self.remaining < self.duration * 2 / 3
+
+    def check(self) -> None:
+        """Raise `LeaseLost` if the lease may have run out. Call it before each store write and each commit."""
+        if self.remaining <= 0:
+            raise LeaseLost("the lease ran out before the work was done; another worker takes over")
+
+    def confirmed(self, asked_at: float) -> None:
+        """Note that the database granted the lease anew; `asked_at` is the monotonic time before it was asked."""
+        self.confirmed_at = asked_at
+
+
+def seconds_from_now(seconds: float) -> Combinable:
+    """Return the database's time `seconds` from now."""
+    return Now() + Value(timedelta(seconds=seconds), output_field=models.DurationField())
+
+
+class LeasedQuerySet(models.QuerySet[Any]):
+    """Which rows are leased, by whom, and whose lease has run out."""
+
+    leased_state: ClassVar[str]
+    state_field: ClassVar[str]
+
+    def fenced(self, lease: Lease) -> Self:
+        """Return the rows that are still this lease's. Every write of a leased row goes through this."""
+        return self.leased().filter(lease_token=lease.token, lease_expires_at__gt=Now())
+
+    def leased(self) -> Self:
+        """Return the rows that some worker has claimed, whether or not its lease still holds."""
+        return self.filter(**{self.state_field: self.leased_state})
+
+    def expired(self) -> Self:
+        """Return the rows whose worker let its lease run out: it died, froze, or was cut off."""
+        return self.leased().filter(lease_expires_at__lte=Now())
+
+    def with_leased_size(self) -> Self:
+        """Annotate `leased_size`: how many rows the current claim covered when it was made; 1 if it does not say.
+
+        The Node service does not say, and it claims one row at a time.
+        """
+        size = RawSQL("COALESCE(substring(worker_id from '#([0-9]{1,6})$')::int, 1)", ())
+        return self.annotate(leased_size=models.ExpressionWrapper(size, models.IntegerField()))
+
+    def renew(self, lease: Lease) -> int:
+        """Extend the lease of every row that is still this lease's; return how many those are.
+
+        Locks those rows. `row_version` stays: a renewal is no move. If there were any, the caller tells the lease
+        (`Lease.confirmed`) once this is committed: no answer is not a renewal.
+        """
+        return self.fenced(lease).update(lease_expires_at=seconds_from_now(lease.duration), heartbeat_at=Now())
+
+
+class LeasedRow(models.Model):
+    """The columns that both leased tables have."""
+
+    worker_id = models.TextField(_("worker"), null=True, blank=True)  # noqa: DJ001 - the seed's column
+    lease_token = models.UUIDField(_("lease token"), null=True, blank=True)
+    lease_expires_at = models.DateTimeField(_("lease expires at"), null=True, blank=True)
+    heartbeat_at = models.DateTimeField(_("heartbeat at"), null=True, blank=True)
+    row_version = models.IntegerField(_("row version"))
+    last_error_code = models.TextField(_("last error code"), null=True, blank=True)  # noqa: DJ001 - the seed's column
+    last_error_message = models.TextField(_("last error message"), null=True, blank=True)  # noqa: DJ001 - the seed's column
+    created_at = models.DateTimeField(_("created at"))
+    updated_at = models.DateTimeField(_("updated at"))
+
+    # What giving a lease back writes, whatever the row becomes.
+    RELEASED: ClassVar[dict[str, Any]] = {
+        "worker_id": None,
+        "lease_token": None,
+        "lease_expires_at": None,
+        "heartbeat_at": None,
+        "row_version": F("row_version") + 1,
+        "updated_at": Now(),
+    }
+
+    class Meta:
+        abstract = True

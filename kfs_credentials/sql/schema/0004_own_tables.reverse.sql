@@ -1,0 +1,2 @@
+DROP TABLE "kfs_credentials_acknowledgement";
+DROP TABLE "kfs_credentials_secret_object";

@@ -1,0 +1,190 @@
+"""The secret store that encrypts by itself, over a Django storage.
+
+The bytes and the addresses are those of the original (Dify's knowledge-fs): what it puts is read here, and
+what is put here it reads.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.files.storage import InvalidStorageError, Storage, StorageHandler, storages
+
+from kfs_credentials.conf import key_ring, settings
+from kfs_credentials.crypto import (
+    DEFAULT_PREFIX,
+    Credentials,
+    KeyRing,
+    Plaintext,
+    envelope_key_id,
+    new_ref,
+    object_name,
+    seal,
+    sensitive,
+    unseal,
+)
+from kfs_credentials.errors import (
+    CredentialsTooLarge,
+    SecretConflict,
+    SecretIntegrityError,
+    SecretNotFound,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
+from kfs_credentials.stores.base import Address, Deadline, Entry, Outcomes, Receipt, SecretStore
+from kfs_credentials.stores.threads import on_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+PAGE = 20_000
+"""The most names that are listed, and held in memory, at a time."""
+
+
+@runtime_checkable
+class CreateOnceStorage(Protocol):
+    """What a Django storage has to be able to do beyond Django's own interface. `DurableFileStorage` can.
+
+    All of it raises `StoreUnavailable`, `StoreDenied` and `StoreMisconfigured`.
+    """
+
+    def check(self, directory: str = "") -> None:
+        """Raise a store error if files cannot be made in `directory`."""
+
+    def create_many(self, files: Sequence[tuple[str, bytes]], *, check: Callable[[], None] = ...) -> list[bool]:
+        """Create the files (name, content), durable as a group; False for each whose name is taken.
+
+        What `check` raises right before a file becomes visible stops it there.
+        """
+
+    def read(self, name: str) -> bytes:
+        """Return the content; raises `SecretNotFound`, `SecretIntegrityError` if it is no file."""
+
+    def sync(self, names: Sequence[str]) -> None:
+        """Make files durable that another process may have left unsynced; raises `SecretNotFound`."""
+
+    def remove_many(self, names: Sequence[str]) -> list[bool]:
+        """Remove the files durably; return for each whether it was there."""
+
+    def names(self, directory: str) -> Iterator[str]:
+        """Yield the names of the files in `directory`, without it, in any order."""
+
+
+class EncryptedStore(SecretStore):
+    """AES-256-GCM over a Django storage that can create a file once and durably.
+
+    Options: `storage`, an alias of STORAGES or a dictionary with BACKEND and OPTIONS; `prefix` of the
+    objects' names. The keys are those of KFS_CREDENTIALS['KEYS']. Raises `StoreMisconfigured` if there is no
+    such storage, if it cannot create a file once, or if the prefix is too short or too long.
+    """
+
+    def __init__(self, storage: str | dict[str, Any] | Storage, *, prefix: str = DEFAULT_PREFIX) -> None:
+        try:
+            object_name(new_ref(), prefix=prefix)
+        except ValueError as error:
+            raise StoreMisconfigured(str(error)) from None
+        self.storage = _create_once(storage)
+        self.prefix = prefix
+
+    @sensitive
+    def _put_many(self, entries: Sequence[Entry], *, deadline: Deadline) -> Outcomes[Receipt]:
+        ring, limit = key_ring(), settings.MAX_SECRET_BYTES
+        refused: dict[int, CredentialsTooLarge] = {}
+        files: dict[int, tuple[str, bytes]] = {}
+        for place, entry in enumerate(entries):
+            try:
+                blob = seal(ring, entry.scope, entry.ref, entry.plaintext, max_bytes=limit)
+            except CredentialsTooLarge as error:
+                refused[place] = error
+            else:
+                files[place] = (self._name(entry), blob)
+        created = self.storage.create_many(list(files.values()), check=deadline.check)
+        new = {place for place, is_new in zip(files, created, strict=True) if is_new}
+        try:
+            taken = {place: self._compare(ring, entries[place]) for place in files if place not in new}
+            same = [place for place, found in taken.items() if isinstance(found, Receipt)]
+            # Whoever linked these may have died before they were durable.
+            self.storage.sync([files[place][0] for place in same])
+        except SecretNotFound:
+            raise StoreUnavailable("a secret was erased while it was being put again") from None
+        made = {place: Receipt(ring.primary.id, entries[place].plaintext.size) for place in new}
+        outcomes = {**refused, **taken, **made}
+        return [outcomes[place] for place in range(len(entries))]
+
+    @sensitive
+    def _compare(self, ring: KeyRing, entry: Entry) -> Receipt | SecretConflict | SecretIntegrityError:
+        """Find out what has the entry's name already: the same secret, which is success, or another one."""
+        try:
+            blob = self.storage.read(self._name(entry))
+            # Whatever its size: a limit that was lowered does not make it another secret.
+            there = Plaintext.of(unseal(ring, entry.scope, entry.ref, blob, max_bytes=max(1, len(blob))))
+        except SecretIntegrityError as error:
+            return error
+        if there.exact == entry.plaintext.exact:
+            return Receipt(envelope_key_id(blob), there.size)
+        return SecretConflict(rounding_only=there.rounded == entry.plaintext.rounded)
+
+    def _get_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Credentials]:
+        ring = key_ring()
+
+        @sensitive
+        def get(address: Address) -> Credentials | SecretNotFound | SecretIntegrityError:
+            deadline.check()
+            try:
+                blob = self.storage.read(self._name(address))
+                return unseal(ring, address.scope, address.ref, blob, max_bytes=max(1, len(blob)))
+            except (SecretNotFound, SecretIntegrityError) as error:
+                return error
+
+        return on_threads(get, addresses)
+
+    def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
+        deadline.check()
+        return [*self.storage.remove_many([self._name(address) for address in addresses])]
+
+    def _list(self, after: str) -> Sequence[str]:
+        directory, start = self._parts
+        ours = re.compile(re.escape(start) + r"[0-9a-f]{64}\.enc")
+        names = (directory + name for name in self.storage.names(directory) if ours.fullmatch(name))
+        return heapq.nsmallest(PAGE, (name for name in names if name > after))
+
+    def _check(self) -> None:
+        """Raise a store error if files cannot be made, `InvalidKey` if the keys are not right."""
+        self.storage.check(self._parts[0])
+        key_ring()
+
+    def _name(self, address: Address) -> str:
+        return object_name(address.ref, prefix=self.prefix)
+
+    @property
+    def _parts(self) -> tuple[str, str]:
+        """The prefix as a directory, slash included, and what the names of the files in it begin with."""
+        directory, slash, start = self.prefix.rpartition("/")
+        return directory + slash, start
+
+
+def _create_once(storage: str | dict[str, Any] | Storage) -> CreateOnceStorage:
+    try:
+        if isinstance(storage, Storage):
+            built: Any = storage
+        elif isinstance(storage, str):
+            built = storages[storage]
+        else:
+            built = StorageHandler({"default": dict(storage)})["default"]  # type: ignore[dict-item]
+    except (InvalidStorageError, ImproperlyConfigured) as error:
+        raise StoreMisconfigured(f"OPTIONS['storage'] gives no storage: {error}") from None
+    except (TypeError, ValueError, LookupError):
+        # The text of such an error may quote an option.
+        raise StoreMisconfigured(
+            "OPTIONS['storage'] gives no storage: it must be an alias of STORAGES, or a dictionary with a "
+            "BACKEND and the OPTIONS that this backend takes"
+        ) from None
+    if not isinstance(built, CreateOnceStorage):
+        raise StoreMisconfigured(
+            f"{type(built).__name__} cannot create a file once and durably, and a secret that is overwritten "
+            "is lost. Use kfs_credentials.stores.files.DurableFileStorage."
+        )
+    return built

@@ -1,0 +1,308 @@
+"""A Django storage for files that are written once and are durable when the call returns.
+
+Django's own FileSystemStorage does not sync, writes in place and renames on a clash. Removing a plaintext
+from the database must never be more durable than the secret that replaces it, so here a file is complete and
+synced before it has its name, and the name is synced before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import stat
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured, SuspiciousFileOperation
+from django.core.files.storage import FileSystemStorage
+
+from kfs_credentials.crypto import IntegrityReason
+from kfs_credentials.errors import (
+    KfsCredentialsError,
+    SecretIntegrityError,
+    SecretNotFound,
+    SecretStoreError,
+    StoreDenied,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
+from kfs_credentials.stores.base import bare
+from kfs_credentials.stores.directory import FILE_MODE, OPEN_FILES, TEMPORARY, Directory, UnlinkedFile
+from kfs_credentials.stores.threads import on_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from django.core.files.base import File
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DIRECTORY_MODE = 0o700
+GROUP = 256
+"""Files that are open at the same time while a group is written: well below the usual limit of 1,024."""
+
+DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+MISPLACED = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+NOT_FOUND = "the secret store holds nothing under this ref"
+
+
+def translated(function: Callable[P, R]) -> Callable[P, R]:
+    """Turn what the operating system raises into a store error, which names no object."""
+
+    @functools.wraps(function)
+    def translating(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except KfsCredentialsError as error:
+            bare(error)
+            raise
+        except (OSError, SuspiciousFileOperation) as error:
+            problem = _store_error(error)
+        # Out here, where the new error has no context: that would hold the path.
+        raise problem
+
+    return translating
+
+
+def _store_error(error: OSError | SuspiciousFileOperation) -> SecretStoreError:
+    if isinstance(error, SuspiciousFileOperation):
+        return StoreMisconfigured(
+            "the name of a secret leads out of the directory for secrets: correct the prefix of the store"
+        )
+    number = error.errno or 0
+    reason = f"{os.strerror(number)}, {errno.errorcode.get(number, number)}"
+    if number in DENIED:
+        return StoreDenied(
+            f"the file system refuses access to the directory for secrets ({reason}): give it, with all that "
+            "is in it, to the user that runs this process, on a file system that is mounted for writing"
+        )
+    if number in MISPLACED:
+        return StoreMisconfigured(
+            f"the directory for secrets is not where it was ({reason}): see whether its volume is mounted"
+        )
+    return StoreUnavailable(f"the file system of the secrets does not work now ({reason})")
+
+
+class DurableFileStorage(FileSystemStorage):
+    """Files of mode 0600 below `location`, in directories of mode 0700, created once and never replaced.
+
+    `location` (an absolute path) has to exist: a directory that is missing is more likely a volume that is
+    not mounted than one that nobody has made yet, and secrets must not land below an empty mount point.
+    """
+
+    def __init__(self, location: str | os.PathLike[str]) -> None:
+        if not location or not os.path.isabs(location):  # noqa: PTH117 - it may be empty, or None
+            raise ImproperlyConfigured(
+                "DurableFileStorage needs OPTIONS['location'], an absolute path: the directory for secrets."
+            )
+        super().__init__(location=location, file_permissions_mode=FILE_MODE, directory_permissions_mode=DIRECTORY_MODE)
+        # The directories, by identity, whose names this process has made durable up to `location`.
+        self._durable: set[tuple[int, int]] = set()
+
+    # What Django's callers use.
+
+    def _save(self, name: str, content: File[bytes]) -> str:
+        (created,) = self.create_many([(name, content.read())])
+        if not created:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+        return name
+
+    def get_available_name(self, name: str, max_length: int | None = None) -> str:
+        """Return `name`: another name would be another secret's."""
+        return name
+
+    def delete(self, name: str) -> None:
+        """Remove the file, durably; a missing one is no error."""
+        self.remove_many([name])
+
+    # What EncryptedStore uses: the same in batches, with the errors of this package.
+
+    @translated
+    def check(self, directory: str = "") -> None:
+        """Raise `StoreMisconfigured` or `StoreDenied` unless files can be made in a directory.
+
+        A directory that does not exist there is right too: it is made when it is needed.
+        """
+        self._check_location()
+        for place in (str(self.location), self.path(directory)):
+            try:
+                mode = os.stat(place).st_mode  # noqa: PTH116
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISDIR(mode):
+                raise StoreMisconfigured(f"the place for secrets is not a directory: {place}")
+            if not os.access(place, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+                raise StoreDenied(
+                    f"this process may not read and write the directory for secrets: {place}. Give it, with "
+                    "all that is in it, to the user that runs this process, with mode 0700."
+                )
+
+    @translated
+    def create_many(
+        self, files: Sequence[tuple[str, bytes]], *, check: Callable[[], None] = lambda: None
+    ) -> list[bool]:
+        """Create the files, durable as a group; return for each whether it is new.
+
+        A file is not new if its name was taken, and then nothing is written.
+
+        `files`: pairs of name and content. `check` is called right before each file becomes visible, and may
+        raise to stop there; what has been linked by then stays, and a later call finds it. Raises
+        `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`.
+        """
+        created = [False] * len(files)
+        for path, places in self._by_directory([name for name, _ in files]).items():
+            with self._made_directory(path) as directory:
+                for start in range(0, len(places), GROUP):
+                    group = [(place, name, files[place][1]) for place, name in places[start : start + GROUP]]
+                    for place in _create_group(directory, group, check):
+                        created[place] = True
+        return created
+
+    @translated
+    def read(self, name: str) -> bytes:
+        """Return the content of a file.
+
+        Raises `SecretNotFound`, `SecretIntegrityError` if it is not a regular file, or a store error.
+        """
+        path = Path(self.path(name))
+        try:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise SecretIntegrityError(IntegrityReason.NOT_AN_ENVELOPE)
+            return path.read_bytes()
+        except FileNotFoundError:
+            self._check_location()
+            raise SecretNotFound(NOT_FOUND) from None
+
+    @translated
+    def sync(self, names: Sequence[str]) -> None:
+        """Make files durable that may have been linked, but not synced, by a process that died.
+
+        Raises `SecretNotFound` if one of them is not there, or a store error.
+        """
+        try:
+            for path, places in self._by_directory(names).items():
+                with self._durable_directory(path) as directory:
+                    on_threads(directory.sync_file, [name for _, name in places])
+                    directory.sync()
+        except FileNotFoundError:
+            self._check_location()
+            raise SecretNotFound(NOT_FOUND) from None
+
+    @translated
+    def remove_many(self, names: Sequence[str]) -> list[bool]:
+        """Remove the files and their temporary ones, durably; return for each whether it was there.
+
+        Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`: where `location` is missing, nothing
+        is taken to be gone.
+        """
+        removed = [False] * len(names)
+        for path, places in self._by_directory(names).items():
+            try:
+                directory = Directory(path)
+            except FileNotFoundError:
+                self._check_location()
+                continue  # nothing was ever made in it
+            with directory:
+                for place, name in places:
+                    removed[place] = directory.remove(name)
+                directory.sync()
+        return removed
+
+    def names(self, directory: str) -> Iterator[str]:
+        """Yield the names of the files in `directory`, in no order; temporary files are left out.
+
+        Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`.
+        """
+        try:
+            with os.scandir(self.path(directory)) as entries:
+                for entry in entries:
+                    if entry.is_file(follow_symlinks=False) and not entry.name.endswith(TEMPORARY):
+                        yield entry.name
+        except FileNotFoundError:
+            self._check_location()
+        except (OSError, SuspiciousFileOperation) as error:
+            raise _store_error(error) from None
+
+    # The directories.
+
+    @translated
+    def _check_location(self) -> None:
+        if not Path(OPEN_FILES).is_dir():
+            raise StoreMisconfigured(
+                "DurableFileStorage needs Linux, with /proc mounted: it links files by their handle."
+            )
+        try:
+            mode = os.stat(self.location).st_mode  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            raise StoreMisconfigured(
+                f"the directory for secrets does not exist: {self.location}. Mount the volume that holds it, "
+                f"or make it with `mkdir -m 700 {self.location}` if it is new."
+            ) from None
+        if not stat.S_ISDIR(mode):
+            raise StoreMisconfigured(f"the place for secrets is not a directory: {self.location}.")
+
+    def _by_directory(self, names: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
+        """Return, by the path of each directory, the places in `names` and the names of what is in it."""
+        places: dict[str, list[tuple[int, str]]] = {}
+        for place, name in enumerate(names):
+            path, base = os.path.split(self.path(name))
+            places.setdefault(path, []).append((place, base))
+        return places
+
+    def _made_directory(self, path: str) -> Directory:
+        """Open a directory, and make what is missing of it below `location`."""
+        try:
+            return self._durable_directory(path)
+        except FileNotFoundError:
+            self._check_location()
+        level = Path(self.location)
+        for name in Path(path).relative_to(level).parts:
+            level /= name
+            try:
+                level.mkdir(DIRECTORY_MODE)
+            except FileExistsError:
+                continue
+            level.chmod(DIRECTORY_MODE)  # whatever the umask
+        return self._durable_directory(path)
+
+    def _durable_directory(self, path: str) -> Directory:
+        """Open a directory, and make its name durable: whoever made it may have died before it was."""
+        directory = Directory(path)
+        try:
+            if directory.identity not in self._durable:
+                parent = Path(path)
+                while parent != Path(self.location):
+                    parent = parent.parent
+                    with Directory(str(parent)) as above:
+                        above.sync()
+                self._durable.add(directory.identity)
+        except BaseException:
+            directory.close()
+            raise
+        return directory
+
+
+def _create_group(
+    directory: Directory, files: Sequence[tuple[int, str, bytes]], check: Callable[[], None]
+) -> list[int]:
+    """Write all, sync all, link all, sync the directory; return the places of those that are new.
+
+    `files`: place, name, content.
+    """
+    with ExitStack() as stack:
+        written: dict[str, tuple[int, UnlinkedFile]] = {}
+        for place, name, content in files:
+            if name not in written and not directory.has(name):
+                written[name] = place, stack.enter_context(directory.write(name, content))
+        on_threads(UnlinkedFile.sync, [file for _, file in written.values()])
+        new = []
+        for place, file in written.values():
+            check()
+            if file.link():
+                new.append(place)
+        if new:
+            directory.sync()
+    return new

@@ -1,0 +1,80 @@
+"""What our models show of themselves: names, ids and states (LL-06)."""
+
+import pickle
+import uuid
+
+import pytest
+from django.apps import apps
+from django.core import serializers
+from django.forms.models import model_to_dict
+
+from kfs_credentials import models
+from tests.factories import SourceFactory
+
+CANARY = "made-up-canary"
+REF = "source-secret:v1:b0000000-0000-4000-8000-000000000001"
+SHORT_REF = "source-secret:v1:b0000000…"
+ID = uuid.UUID("a0000000-0000-4000-8000-000000000001")
+
+# One of each, with the canary in every column that may hold text from outside.
+SOURCE = models.Source(id=ID, name="Handbook", uri=CANARY, metadata={"credentials": {"a": CANARY}}, credential_ref=REF)
+ROWS = {
+    "Handbook": SOURCE,
+    "Space (tenant-a)": models.KnowledgeSpace(id=ID, tenant_id="tenant-a", name="Space", description=CANARY),
+    f"{ID} (failed)": models.SourceCredentialBackfill(
+        id=ID, source=SOURCE, run_state="failed", secret_fingerprint=CANARY, last_error_message=CANARY
+    ),
+    f"{SHORT_REF} (active)": models.SourceSecretLifecycleRef(
+        id=ID, credential_ref=REF, state="active", last_error_message=CANARY
+    ),
+    SHORT_REF: models.SecretObject(credential_ref=REF, store=CANARY),
+    f"{ID} (string)": models.Acknowledgement(source_id=ID, shape="string", acknowledged_by=CANARY),
+}
+
+
+@pytest.mark.parametrize(("text", "row"), ROWS.items(), ids=[type(row).__name__ for row in ROWS.values()])
+def test_str_and_repr(text: str, row: object) -> None:
+    assert str(row) == f"{row}" == text
+    assert repr(row) == f"<{type(row).__name__}: {text}>"
+    assert CANARY not in repr([row])
+
+
+def test_every_model_is_shown_here() -> None:
+    assert {type(row) for row in ROWS.values()} == set(apps.get_app_config("kfs_credentials").get_models())
+
+
+@pytest.mark.django_db
+def test_a_queryset_shows_names_only() -> None:
+    SourceFactory.create(name="Handbook", credentials={"a": CANARY})
+    assert repr(models.Source.objects.all()) == "<SourceQuerySet [<Source: Handbook>]>"
+    assert CANARY not in str(models.Source.objects.legacy().query)
+
+
+@pytest.mark.django_db
+def test_what_a_dump_shows_before_and_after_the_backfill() -> None:
+    """A source that has not been moved holds its credentials in clear, and so does whatever copies its row."""
+    source = SourceFactory.create(credentials={"access_token": CANARY})
+    copies = (
+        lambda: serializers.serialize("json", models.Source.objects.all()),
+        lambda: repr(model_to_dict(models.Source.objects.get())),
+        lambda: repr(list(models.Source.objects.values())),
+        lambda: repr(pickle.dumps(models.Source.objects.get())),
+    )
+    assert all(CANARY in copy() for copy in copies)
+
+    # Afterwards there is nothing to show but the ref.
+    models.Source.objects.update(metadata={"title": "Handbook"})
+    assert not any(CANARY in copy() for copy in copies)
+    assert f"{source.pk}" in copies[0]()
+
+
+@pytest.mark.django_db
+def test_forms_leave_the_ref_out() -> None:
+    SourceFactory.create()
+    assert "credential_ref" not in model_to_dict(models.Source.objects.get())
+
+
+def test_only_sources_has_columns_that_could_hold_credentials() -> None:
+    for row in ROWS.values():
+        kinds = {field.get_internal_type() for field in type(row)._meta.concrete_fields}
+        assert bool(kinds & {"JSONField", "BinaryField"}) == isinstance(row, models.Source)

@@ -1,0 +1,226 @@
+"""A call to a store is over at its deadline, whatever the storage does."""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kfs_credentials.crypto import Scope, new_ref, object_name
+from kfs_credentials.errors import StoreUnavailable
+from kfs_credentials.stores import Address, secret_stores
+from kfs_credentials.stores.base import Call, Deadline
+from kfs_credentials.stores.files import DurableFileStorage
+from kfs_credentials.stores.threads import on_threads
+from tests.stores.contract import SCOPE, VALUE
+from tests.stores.processes import Running, Said, kill_all, processes, said
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+    from kfs_credentials.stores.encrypted import EncryptedStore
+
+TIMED_OUT: Said = (
+    "StoreUnavailable",
+    "the secret store did not answer within 0.2 s (KFS_CREDENTIALS['STORE_TIMEOUT'])",
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    kill_all()
+
+
+# A file system that hangs: open(2) of a file waits for whoever holds a lease on it (fcntl(2), F_SETLEASE).
+
+
+def hold(pipe: Connection, path: str) -> None:
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel's request to give the lease back
+    with Path(path).open("rb+") as file:
+        try:
+            fcntl.fcntl(file.fileno(), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            pipe.send(str(error))
+        pipe.send("")
+        pipe.recv()
+
+
+@pytest.fixture
+def hanging(
+    store: EncryptedStore, secrets_directory: Path, kfs_settings: Callable[..., None]
+) -> tuple[str, Callable[[], None]]:
+    """A ref whose object cannot be opened, until the function that comes with it is called."""
+    ref = new_ref()
+    store.put(SCOPE, ref, VALUE)
+    pipe, there = processes.Pipe()
+    holder = Running(hold, there, str(secrets_directory / object_name(ref)))
+    if problem := pipe.recv():
+        pytest.skip(f"this file system knows no leases: {problem}")
+    kfs_settings(STORE_TIMEOUT=0.2)
+
+    def give_back() -> None:
+        pipe.send("give back")
+        holder.result()
+
+    return ref, give_back
+
+
+def test_a_file_system_that_hangs_is_unavailable(
+    store: EncryptedStore, hanging: tuple[str, Callable[[], None]], kfs_settings: Callable[..., None]
+) -> None:
+    ref, give_back = hanging
+
+    assert said(store.get, SCOPE, ref) == TIMED_OUT
+    assert said(store.get_many, [Address(SCOPE, name) for name in (new_ref(), ref)]) == TIMED_OUT
+    assert said(store.put, SCOPE, ref, VALUE) == TIMED_OUT
+
+    give_back()
+    kfs_settings(STORE_TIMEOUT=20)
+    assert store.get(SCOPE, ref) == VALUE
+
+
+def get_many(scope: Scope, refs: list[str]) -> Said:
+    return said(secret_stores["default"].get_many, [Address(scope, ref) for ref in refs])
+
+
+def test_calls_that_hang_keep_no_process_from_ending(hanging: tuple[str, Callable[[], None]]) -> None:
+    ref, _ = hanging
+    reader = Running(get_many, SCOPE, [ref, new_ref(), ref, ref])
+
+    assert reader.result() == TIMED_OUT
+    assert reader.process.exitcode == 0
+
+
+# A storage that hangs where the file system would not.
+
+
+class HangingStorage(DurableFileStorage):
+    """Hangs in every method that a store calls, for as long as `released` is not set."""
+
+    released = threading.Event()
+
+    def _hang(self, *_: Any, **__: Any) -> Any:
+        self.released.wait()
+        raise OSError("too late")
+
+    check = create_many = read = remove_many = names = _hang
+
+
+@pytest.fixture
+def _hanging_storage(secrets_directory: Path, kfs_settings: Callable[..., None]) -> Iterator[None]:
+    storage = {
+        "BACKEND": "tests.stores.test_deadlines.HangingStorage",
+        "OPTIONS": {"location": str(secrets_directory)},
+    }
+    store = {
+        "BACKEND": "kfs_credentials.stores.encrypted.EncryptedStore",
+        "OPTIONS": {"storage": storage},
+    }
+    kfs_settings(STORE_TIMEOUT=0.2, STORES={"default": store})
+    HangingStorage.released.clear()
+    yield
+    HangingStorage.released.set()
+
+
+CALLS: dict[str, Callable[[str], object]] = {
+    "put": lambda ref: secret_stores["default"].put(SCOPE, ref, VALUE),
+    "get": lambda ref: secret_stores["default"].get(SCOPE, ref),
+    "get_many": lambda ref: secret_stores["default"].get_many([Address(SCOPE, ref), Address(SCOPE, ref)]),
+    "delete": lambda ref: secret_stores["default"].delete(SCOPE, ref),
+    "list": lambda _: list(secret_stores["default"].list()),
+    "check": lambda _: secret_stores["default"].check(),
+}
+
+
+@pytest.mark.usefixtures("_hanging_storage")
+@pytest.mark.parametrize("call", CALLS)
+def test_every_method_is_over_at_its_deadline(call: str) -> None:
+    assert said(CALLS[call], new_ref()) == TIMED_OUT
+
+
+# The parts.
+
+
+def test_a_call_is_waited_for_as_long_as_one_likes() -> None:
+    go_on = threading.Event()
+    call = Call(lambda: go_on.wait() and "result", Deadline(60))
+
+    assert not call.wait(0)
+    go_on.set()
+    assert call.wait(60)
+    assert call.result() == "result"
+    assert call.result() == "result"
+
+
+def test_what_a_call_raises_is_raised_where_its_result_is_asked_for() -> None:
+    def fail() -> None:
+        raise StoreUnavailable("down", retry_after=3)
+
+    call = Call(fail, Deadline(60))
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=r"^down$") as caught:
+            call.result()
+    assert caught.value.retry_after == 3
+
+
+def test_a_result_that_was_there_in_time_is_given_after_the_deadline_too() -> None:
+    deadline = Deadline(60)
+    call = Call(lambda: "result", deadline)
+    assert call.wait(60)
+    deadline.at -= 120
+
+    assert call.wait(0)
+    assert call.result() == "result"
+    with pytest.raises(StoreUnavailable, match="did not answer within 60 s"):
+        deadline.check()
+
+
+def test_a_deadline_asks_its_guard_first_and_then_the_clock() -> None:
+    asked: list[bool] = []
+    deadline = Deadline(60, guard=lambda: asked.append(True))
+    deadline.check()
+    deadline.at -= 120
+
+    with pytest.raises(StoreUnavailable):
+        deadline.check()
+    assert deadline.remaining == 0
+    assert len(asked) == 2
+
+
+def test_work_on_threads_keeps_its_order_and_their_number(kfs_settings: Callable[..., None]) -> None:
+    kfs_settings(STORE_THREADS=3)
+    together = threading.Barrier(3)
+    threads = set()
+
+    def work(number: int) -> int:
+        together.wait(60)
+        threads.add(threading.get_ident())
+        return number * number
+
+    assert on_threads(work, range(12)) == [number * number for number in range(12)]
+    assert len(threads) == 3
+    assert on_threads(work, []) == []
+
+
+def test_work_on_threads_stops_at_an_error(kfs_settings: Callable[..., None]) -> None:
+    kfs_settings(STORE_THREADS=1)
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 2:
+            raise LookupError("at 2")
+
+    with pytest.raises(LookupError, match="at 2"):
+        on_threads(work, range(10))
+    assert begun == [0, 1, 2]
+
+
+def test_one_item_is_worked_on_right_here() -> None:
+    assert on_threads(lambda _: threading.get_ident(), [0]) == [threading.get_ident()]

@@ -1,0 +1,358 @@
+"""What the file system may answer to an EncryptedStore, and what becomes of it: real limits, users and mounts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kfs_credentials.crypto import DEFAULT_PREFIX, Credentials, Scope, new_ref, object_name
+from kfs_credentials.errors import SecretIntegrityError, SecretNotFound, StoreMisconfigured, StoreUnavailable
+from kfs_credentials.stores import Address, Receipt, secret_stores
+from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.stores.files import DurableFileStorage
+from tests.stores.contract import SCOPE, VALUE, entry
+from tests.stores.processes import Said, kill_all, put, run, said
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+AWAY = (
+    "the directory for secrets does not exist: {0}. Mount the volume that holds it, or make it with "
+    "`mkdir -m 700 {0}` if it is new."
+)
+REMOVED = (
+    "the directory for secrets is not where it was (No such file or directory, ENOENT): see whether its volume is "
+    "mounted"
+)
+NOBODY = 65534
+CLONE_NEWNS = 0x00020000
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    kill_all()
+
+
+@pytest.fixture
+def location(secrets_directory: Path) -> Path:
+    return secrets_directory
+
+
+def everything(scope: Scope, ref: str) -> list[Said]:
+    """Return what the default store says to a put, a get, a delete, a list and a check."""
+    store = secret_stores["default"]
+    calls: list[Callable[[], object]] = [
+        lambda: store.put(scope, ref, VALUE),
+        lambda: store.get(scope, ref),
+        lambda: store.delete(scope, ref),
+        lambda: list(store.list()),
+        store.check,
+    ]
+    return [said(call) for call in calls]
+
+
+# The directory is not there, or not what it should be.
+
+
+def test_a_missing_directory_is_misconfigured_and_is_not_made(store: EncryptedStore, location: Path) -> None:
+    location.rmdir()
+    message = AWAY.format(location)
+
+    assert everything(SCOPE, new_ref()) == [("StoreMisconfigured", message)] * 5
+    assert not location.exists()
+
+
+def test_a_file_in_place_of_the_directory_is_misconfigured(store: EncryptedStore, location: Path) -> None:
+    location.rmdir()
+    location.write_text("")
+    wrong_place = (
+        "StoreMisconfigured",
+        "the directory for secrets is not where it was (Not a directory, ENOTDIR): see whether its volume is mounted",
+    )
+    no_directory = ("StoreMisconfigured", f"the place for secrets is not a directory: {location}.")
+
+    assert everything(SCOPE, new_ref()) == [*[wrong_place] * 4, no_directory]
+
+
+@pytest.mark.parametrize("prefix", ["../out/", "/etc/", "a/../../"])
+def test_a_prefix_that_leads_out_is_misconfigured(location: Path, prefix: str) -> None:
+    store = EncryptedStore(DurableFileStorage(location), prefix=prefix)
+    message = "^the name of a secret leads out of the directory for secrets: correct the prefix of the store$"
+    calls: list[Callable[[], object]] = [
+        lambda: store.put(SCOPE, new_ref(), VALUE),
+        lambda: store.get(SCOPE, new_ref()),
+        lambda: store.delete(SCOPE, new_ref()),
+        lambda: list(store.list()),
+        store.check,
+    ]
+    for call in calls:
+        with pytest.raises(StoreMisconfigured, match=message):
+            call()
+
+
+@pytest.mark.parametrize("prefix", ["x", "x-", "deep/er/x-", "deep/"])
+def test_any_other_prefix_works_with_objects_of_two_in_one_directory(location: Path, prefix: str) -> None:
+    store, other = (EncryptedStore(DurableFileStorage(location), prefix=name) for name in (prefix, f"{prefix}other-"))
+    ref = new_ref()
+    store.put(SCOPE, ref, VALUE)
+    other.put(SCOPE, ref, VALUE)
+
+    assert list(store.list()) == [object_name(ref, prefix=prefix)]
+    assert list(other.list()) == [object_name(ref, prefix=f"{prefix}other-")]
+    assert store.get(SCOPE, ref) == VALUE
+    store.check()
+
+
+def test_a_directory_that_is_removed_in_the_middle_is_no_success(store: EncryptedStore, location: Path) -> None:
+    ref = new_ref()
+    call = store.start_put_many([entry(ref)], guard=lambda: shutil.rmtree(location))
+    with pytest.raises(StoreMisconfigured) as caught:
+        call.result()
+    assert str(caught.value) == REMOVED
+
+    location.mkdir()
+    with pytest.raises(SecretNotFound):
+        store.get(SCOPE, ref)
+    store.put(SCOPE, ref, VALUE)
+    assert store.get(SCOPE, ref) == VALUE
+
+
+def test_the_objects_directory_may_be_removed_and_is_made_again(store: EncryptedStore, location: Path) -> None:
+    ref = new_ref()
+    store.put(SCOPE, ref, VALUE)
+    shutil.rmtree(location / "__knowledge-secrets")
+
+    assert list(store.list()) == []
+    assert store.delete(SCOPE, ref) is False
+    store.put(SCOPE, ref, VALUE)
+    assert store.get(SCOPE, ref) == VALUE
+
+
+def test_an_object_that_is_erased_while_it_is_put_again_is_unavailable(
+    store: EncryptedStore, location: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = new_ref()
+    store.put(SCOPE, ref, VALUE)
+    read = DurableFileStorage.read
+
+    def read_and_erase(storage: DurableFileStorage, name: str) -> bytes:
+        content = read(storage, name)
+        (location / name).unlink()
+        return content
+
+    monkeypatch.setattr(DurableFileStorage, "read", read_and_erase)
+    with pytest.raises(StoreUnavailable, match=r"^a secret was erased while it was being put again$"):
+        store.put(SCOPE, ref, VALUE)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "link to nowhere", "link to itself", "link to an object"])
+def test_what_is_no_file_in_an_objects_place_spoils_no_batch(store: EncryptedStore, location: Path, kind: str) -> None:
+    whole, spoilt = new_ref(), new_ref()
+    store.put(SCOPE, whole, VALUE)
+    path = location / object_name(spoilt)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        target = {"nowhere": "nowhere", "itself": path.name, "object": f"{location / object_name(whole)}"}
+        path.symlink_to(target[kind.rsplit(maxsplit=1)[-1]])
+
+    put = store.put_many([entry(spoilt), entry(whole), entry(new_ref())])
+    got = store.get_many([Address(SCOPE, spoilt), Address(SCOPE, whole)])
+
+    assert [type(outcome) for outcome in put] == [SecretIntegrityError, Receipt, Receipt]
+    assert [type(outcome) for outcome in got] == [SecretIntegrityError, Credentials]
+    assert str(put[0]) == str(got[0]) == "the stored secret cannot be trusted: not an envelope"
+
+
+# Limits.
+
+
+def limit(what: int, number: int) -> int:
+    """Set a limit of this process; return what it was."""
+    before, highest = resource.getrlimit(what)
+    resource.setrlimit(what, (number, highest))
+    return before
+
+
+def put_with_a_file_limit(ref: str) -> tuple[Said, Said, Said]:
+    before = limit(resource.RLIMIT_FSIZE, 200)
+    full = put(SCOPE, ref, VALUE)
+    seen = said(secret_stores["default"].get, SCOPE, ref)
+    limit(resource.RLIMIT_FSIZE, before)
+    return full, seen, put(SCOPE, ref, VALUE)
+
+
+def test_a_file_that_does_not_fit_is_unavailable_and_leaves_nothing(
+    store: EncryptedStore, files: Callable[[], list[Path]]
+) -> None:
+    ref = new_ref()
+    full, seen, again = run(put_with_a_file_limit, ref)
+
+    assert full == (
+        "StoreUnavailable",
+        "the file system of the secrets does not work now (File too large, EFBIG)",
+    )
+    assert seen[0] == "SecretNotFound"
+    assert again == ("", "")
+    assert store.get(SCOPE, ref) == VALUE
+    assert [path.suffix for path in files()] == [".enc"]
+
+
+def put_on_a_full_disk(location: str, ref: str) -> list[Said] | str:
+    """Mount a tiny file system that nobody else sees, fill it, and put; then make room, and put again."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
+        return f"a mount namespace of one's own is not allowed here: {os.strerror(ctypes.get_errno())}"
+    for command in (
+        ["mount", "--make-rprivate", "/"],
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", location],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return f"mounting is not allowed here: {done.stderr}"
+    answers = [put(SCOPE, ref, VALUE)]
+    with Path(location, "junk").open("wb", buffering=0) as junk:
+        for _ in range(20):
+            said(junk.write, bytes(4096))
+    other = new_ref()
+    answers += [put(SCOPE, other, VALUE), said(secret_stores["default"].get, SCOPE, other)]
+    answers.append(put(SCOPE, ref, VALUE))
+    Path(location, "junk").unlink()
+    answers += [put(SCOPE, other, VALUE), said(secret_stores["default"].get, SCOPE, other)]
+    return answers
+
+
+def test_a_full_disk_is_unavailable_until_there_is_room(store: EncryptedStore, location: Path) -> None:
+    answers = run(put_on_a_full_disk, str(location), new_ref())
+    if isinstance(answers, str):
+        pytest.skip(answers)
+    full = "the file system of the secrets does not work now (No space left on device, ENOSPC)"
+
+    assert answers == [
+        ("", ""),
+        ("StoreUnavailable", full),
+        ("SecretNotFound", "the secret store holds nothing under this ref"),
+        ("", ""),  # the same again takes no room
+        ("", ""),
+        ("", ""),
+    ]
+
+
+def put_with_few_handles(refs: list[str]) -> tuple[Said, list[Any]]:
+    store = secret_stores["default"]
+    entries = [entry(ref) for ref in refs]
+    before = limit(resource.RLIMIT_NOFILE, 32)
+    few = said(store.put_many, entries)
+    limit(resource.RLIMIT_NOFILE, before)
+    return few, store.put_many(entries)
+
+
+def test_too_many_open_files_are_unavailable(store: EncryptedStore) -> None:
+    refs = [new_ref() for _ in range(50)]
+    few, enough = run(put_with_few_handles, refs)
+
+    assert few == (
+        "StoreUnavailable",
+        "the file system of the secrets does not work now (Too many open files, EMFILE)",
+    )
+    assert [type(outcome) for outcome in enough] == [Receipt] * 50
+    assert store.get_many([Address(SCOPE, ref) for ref in refs]) == [VALUE] * 50
+
+
+# Rights.
+
+
+@pytest.fixture
+def reachable(kfs_settings: Callable[..., None]) -> Iterator[Path]:
+    """A directory for secrets that another user can reach; pytest's own are private."""
+    with tempfile.TemporaryDirectory(prefix="kfs-test-") as directory:
+        Path(directory).chmod(0o755)
+        options = {
+            "storage": {
+                "BACKEND": "kfs_credentials.stores.files.DurableFileStorage",
+                "OPTIONS": {"location": directory},
+            }
+        }
+        kfs_settings(
+            STORES={
+                "default": {
+                    "BACKEND": "kfs_credentials.stores.encrypted.EncryptedStore",
+                    "OPTIONS": options,
+                }
+            }
+        )
+        yield Path(directory)
+
+
+def as_nobody(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run the function as a user whom the file system refuses something: root it refuses nothing."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    return function(*arguments)
+
+
+def refused(location: Path) -> Said:
+    return (
+        "StoreDenied",
+        (
+            f"this process may not read and write the directory for secrets: {location}. Give it, with all that is "
+            "in it, to the user that runs this process, with mode 0700."
+        ),
+    )
+
+
+DENIED: Said = (
+    "StoreDenied",
+    (
+        "the file system refuses access to the directory for secrets (Permission denied, EACCES): give it, with all "
+        "that is in it, to the user that runs this process, on a file system that is mounted for writing"
+    ),
+)
+
+
+def test_a_directory_that_may_only_be_read_is_denied(reachable: Path) -> None:
+    ref = new_ref()
+    reachable.chmod(0o555)
+    put, got, deleted, listed, checked = run(as_nobody, everything, SCOPE, ref)
+
+    assert put == DENIED
+    assert got[0] == "SecretNotFound"
+    assert deleted == listed == ("", "")  # there is nothing in it: that can be seen
+    assert checked == refused(reachable)
+
+
+def test_objects_of_another_user_are_denied_and_not_taken_for_gone(reachable: Path) -> None:
+    # As after a first run by root: the directories below are root's.
+    if os.geteuid() != 0:
+        pytest.skip("only root can leave a directory that another user cannot read")
+    ref = new_ref()
+    reachable.chmod(0o777)
+    secret_stores["default"].put(SCOPE, ref, VALUE)
+
+    answers = run(as_nobody, everything, SCOPE, ref)
+
+    assert answers == [DENIED] * 5
+    assert secret_stores["default"].get(SCOPE, ref) == VALUE
+
+
+def test_the_check_looks_at_the_objects_directory_too(reachable: Path) -> None:
+    objects = reachable / DEFAULT_PREFIX
+    objects.mkdir(parents=True)
+    for directory in (reachable, objects, objects.parent, objects.parent.parent):
+        directory.chmod(0o755)
+    reachable.chmod(0o777)
+    objects.chmod(0o555)
+
+    assert run(as_nobody, everything, SCOPE, new_ref())[-1] == refused(objects)
