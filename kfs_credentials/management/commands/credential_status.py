@@ -1,0 +1,126 @@
+"""Shows what is done, what is left and what a person has to look at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kfs_credentials.management.options import (
+    Exit,
+    WorkCommand,
+    add_format_argument,
+    add_selection_arguments,
+    printable,
+)
+from kfs_credentials.status import Status, read_status
+
+if TYPE_CHECKING:
+    from django.core.management.base import CommandParser
+
+GROUPS = {
+    "sources": "sources",
+    "  by shape": "unsupported",
+    "backfills": "backfills",
+    "  by code": "failures",
+    "ledger": "ledger",
+    "acknowledged": "acknowledged",
+}
+MEANINGS = {
+    ("sources", "legacy"): "credentials in clear, and no ref",
+    ("sources", "movable"): "those of them that run_credential_backfill moves",
+    ("sources", "unsupported"): "credentials that are no JSON object: never touched",
+    ("sources", "too_large"): "legacy ones that failed, being larger than MAX_SECRET_BYTES",
+    ("sources", "referenced"): "a ref: the credentials are in the secret store",
+    ("sources", "both"): "a ref, and credentials that somebody wrote back in clear",
+    ("backfills", "queued"): "jobs that wait for a worker, or for their next attempt",
+    ("backfills", "running"): "jobs that a worker has leased",
+    ("backfills", "failed"): "jobs that wait for a person",
+    ("backfills", "expired_leases"): "running jobs whose worker is gone: the next one takes them over",
+    ("ledger", "staged"): "reserved by create or rotate",
+    ("ledger", "candidate"): "reserved by the backfill",
+    ("ledger", "active"): "in use by their sources",
+    ("ledger", "retired"): "no longer used, to be erased",
+    ("ledger", "overdue"): "whose next move is due",
+    ("acknowledged", "unsupported"): "settled: they count as looked at",
+    ("acknowledged", "too_large"): "settled: they count as looked at",
+}
+
+
+class Command(WorkCommand):
+    """`credential_status`."""
+
+    help = (
+        "Show how many credentials are moved, how many are left, and what a person has to look at. "
+        "Changes nothing and locks nothing."
+    )
+    examples = """
+examples:
+  manage.py credential_status
+  manage.py credential_status --tenant acme
+  manage.py credential_status --format json
+  manage.py credential_status --check              for scripts: the exit code says whether all is done
+
+Without --check the exit code is 0 whatever is found. With it, 4 means that something is left to move,
+and 3 that nothing is, but that a person has to look at something.
+"""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the options."""
+        super().add_arguments(parser)
+        add_selection_arguments(parser)
+        parser.add_argument(
+            "--check", action="store_true", help="exit with 0 only if nothing is left to do or to look at"
+        )
+        add_format_argument(parser)
+
+    def work(self, using: str, options: dict[str, Any]) -> Exit:
+        """Read and print."""
+        status = read_status(using, tenant=options["tenant"], space=options["space"])
+        if options["format"] == "table":
+            self._print(status)
+        found = exit_code(status)
+        self.report(options["format"], status.as_json(), self._verdict(status), found)
+        return found if options["check"] else Exit.CLEAN
+
+    def _print(self, status: Status) -> None:
+        rows = []
+        for title, name in GROUPS.items():
+            counts: dict[str, int] = getattr(status, name)
+            for place, (member, count) in enumerate(counts.items()):
+                words = printable(member) if name == "failures" else member.replace("_", " ")
+                rows.append((title if place == 0 else "", words, f"{count:,}", MEANINGS.get((name, member), "")))
+        self.table(rows, right=(2,))
+
+    def _verdict(self, status: Status) -> str:
+        movable, queued, running = status.left
+        findings = self._findings(status)
+        if any(status.left):
+            line = f"Not finished: {movable:,} to move, {queued:,} jobs queued, {running:,} running."
+            line += f" Run {self.command('run_credential_backfill')}."
+            return f"{line} To look at besides: {findings}." if findings else line
+        if findings:
+            return f"Nothing is left to move. To look at: {findings}."
+        settled = sum(status.acknowledged.values())
+        beside = f" ({settled:,} that stay in clear are acknowledged)" if settled else ""
+        return f"Clean: nothing is left to move or to look at{beside}."
+
+    def _findings(self, status: Status) -> str:
+        found = status.findings
+        parts = [f"{found[name]:,} {name.replace('_', ' ')}" for name in ("unsupported", "too_large") if found[name]]
+        if parts:
+            parts[-1] += f" ({self.command('settle_unsupported_credentials --all --dry-run')} lists them)"
+        if found["failed"]:
+            retry = self.command("retry_credential_backfill --all")
+            parts.append(f"{found['failed']:,} failed ({retry} once their cause is gone)")
+        if found["both"]:
+            parts.append(
+                f"{found['both']:,} with both a ref and credentials in clear (an old application writes them back: "
+                "stop it, then remove the key from their metadata)"
+            )
+        return "; ".join(parts)
+
+
+def exit_code(status: Status) -> Exit:
+    """Return what a script is to be told about this status."""
+    if any(status.left):
+        return Exit.NOT_FINISHED
+    return Exit.CLEAN if status.clean else Exit.LOOK

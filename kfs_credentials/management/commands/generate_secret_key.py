@@ -1,0 +1,37 @@
+"""Makes a key."""
+
+from __future__ import annotations
+
+import secrets
+
+from kfs_credentials.crypto import key_id
+from kfs_credentials.crypto.keys import KEY_BYTES
+from kfs_credentials.management.options import TeachingCommand
+
+
+class Command(TeachingCommand):
+    """`generate_secret_key`."""
+
+    help = (
+        "Print a new random key for KFS_CREDENTIALS['KEYS'] on standard output, and its id on standard error. "
+        "The key is kept nowhere: put it where your other production secrets are, and back it up. Without it "
+        "nothing that it encrypted can be read."
+    )
+    examples = """
+examples:
+  manage.py generate_secret_key
+  manage.py generate_secret_key > key              the key alone; set the file's mode first
+
+The first key of the list encrypts, all of them decrypt: put a new one first, and keep the old ones.
+"""
+    # It has to work before there is a key.
+    requires_system_checks: list[str] = []
+
+    def handle(self, *_: object, **__: object) -> None:
+        """Print the key."""
+        key = secrets.token_bytes(KEY_BYTES)
+        self.stdout.write(key.hex())
+        self.stderr.write(
+            f"Its id is {key_id(key)}. Put it first in KFS_CREDENTIALS['KEYS'], before the keys in use until now.",
+            str,
+        )

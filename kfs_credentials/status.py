@@ -1,0 +1,222 @@
+"""What there is to do, and what there is to look at: counts, by queries that lock nothing."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from django.db import connections, transaction
+from django.db.models import Count, F, Min, Q, Value
+from django.db.models.functions import Now
+
+from kfs_credentials.models import AcknowledgedShape, RefState, RunState, Shape
+from kfs_credentials.models.source import UNSUPPORTED, CredentialsShape
+from kfs_credentials.selection import Selection, is_acknowledged
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Iterator
+
+    from django.db.models import QuerySet
+
+
+class PlannedShape(TypedDict):
+    """A line of `read_plan`: sources of one tenant without a ref, whose credentials are of one shape."""
+
+    tenant: str
+    shape: str
+    """A value of `Shape`."""
+    sources: int
+    """How many there are."""
+    movable: int
+    """How many of them a backfill would move."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """The counts; `as_json` says what each member holds."""
+
+    sources: dict[str, int]
+    backfills: dict[str, int]
+    ledger: dict[str, int]
+    unsupported: dict[str, int]
+    failures: dict[str, int]
+    acknowledged: dict[str, int]
+
+    @property
+    def left(self) -> tuple[int, int, int]:
+        """What a drain still has to do: movable sources, queued jobs, running jobs."""
+        return self.sources["movable"], self.backfills["queued"], self.backfills["running"]
+
+    @property
+    def findings(self) -> dict[str, int]:
+        """What a person has to look at: `unsupported` and `too_large`, less the acknowledged; `failed`; `both`."""
+        return {
+            "unsupported": self.sources["unsupported"] - self.acknowledged["unsupported"],
+            "too_large": self.sources["too_large"] - self.acknowledged["too_large"],
+            "failed": self.backfills["failed"] - self.sources["too_large"],
+            "both": self.sources["both"],
+        }
+
+    @property
+    def clean(self) -> bool:
+        """Nothing is left to do, and nothing to look at."""
+        return not any(self.left) and not any(self.findings.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `credential_status --format json` prints.
+
+        `sources`: how many there are in `total`; `legacy`: with legacy credentials and no ref; `movable`: those
+        of them without a failed job; `unsupported`: credentials that are no object; `too_large`: legacy ones
+        that have failed for their size and still have it; `referenced`: with a ref; `both`: with a ref and
+        legacy credentials. `backfills`: jobs by state, `expired_leases` of the running ones, and the age of the
+        oldest queued one. `ledger`: refs by state, and how many are `overdue`: their next move is due and has
+        not been made. `unsupported`: by shape; `failures`: failed jobs by code; `acknowledged`: the unsupported
+        and the too large ones that a person has settled.
+
+        Sources that are being deleted count in `total`, `legacy` and `referenced` only, and of their jobs only
+        those that have succeeded.
+        """
+        return {
+            "sources": self.sources,
+            "backfills": self.backfills,
+            "ledger": self.ledger,
+            "unsupported": self.unsupported,
+            "failures": self.failures,
+            "acknowledged": self.acknowledged,
+            "clean": self.clean,
+        }
+
+
+def read_status(using: str, *, tenant: str | None = None, space: uuid.UUID | None = None) -> Status:
+    """Return the counts of alias `using`, of one tenant or one space if given.
+
+    Counts what is there at one moment, unless the caller has a transaction open. Takes a second or two for a
+    million sources.
+    """
+    with _snapshot(using):
+        rows = Selection.of(using, tenant=tenant, space=space)
+        totals = rows.sources().aggregate(total=Count("pk"), referenced=Count("credential_ref"))
+        legacy = rows.sources().legacy().aggregate(all=Count("pk"), open=Count("pk", filter=rows.is_open()))
+        shapes, both = _out_of_place(rows)
+        jobs, failures = _unfinished(rows)
+        oldest = rows.open_jobs().queued().aggregate(age=Now() - Min("updated_at"))["age"]
+        too_large = rows.too_large()
+        return Status(
+            sources={
+                "total": totals["total"],
+                "legacy": legacy["all"],
+                "movable": legacy["open"] - rows.failed_legacy().count(),
+                "unsupported": sum(shapes.values()),
+                "too_large": too_large.count(),
+                "referenced": totals["referenced"],
+                "both": both,
+            },
+            backfills={
+                **jobs,
+                RunState.SUCCEEDED.value: rows.jobs().filter(run_state=RunState.SUCCEEDED).count(),
+                "expired_leases": rows.open_jobs().expired().count(),
+                "oldest_queued_seconds": int(oldest.total_seconds()) if oldest else 0,
+            },
+            ledger=_ledger(rows),
+            unsupported=shapes,
+            failures=failures,
+            acknowledged={
+                "unsupported": rows.unsupported().filter(is_acknowledged("pk", "shape")).count(),
+                "too_large": too_large.filter(is_acknowledged("source_id", AcknowledgedShape.TOO_LARGE)).count(),
+            },
+        )
+
+
+def read_left(using: str, *, tenant: str | None = None, space: uuid.UUID | None = None) -> tuple[int, int, int]:
+    """Return `Status.left` alone: one moment, and next to no cost once nothing is left."""
+    rows = Selection.of(using, tenant=tenant, space=space)
+    counts = {
+        "legacy": rows.sources().legacy().filter(rows.is_open()),
+        "failed": rows.failed_legacy(),
+        "queued": rows.open_jobs().queued(),
+        "running": rows.open_jobs().leased(),
+    }
+    # In one statement: what moves from one count to the next meanwhile would be in neither.
+    first, *others = (_named_count(name, found) for name, found in counts.items())
+    found = dict(first.union(*others, all=True))
+    return found["legacy"] - found["failed"], found["queued"], found["running"]
+
+
+def read_plan(using: str, *, tenant: str | None = None, space: uuid.UUID | None = None) -> list[PlannedShape]:
+    """Return what a backfill would find, by tenant and shape; JSON null included, which is no credentials."""
+    with _snapshot(using):
+        rows = Selection.of(using, tenant=tenant, space=space)
+        shapes = (
+            rows.sources()
+            .filter(credential_ref__isnull=True)
+            .annotate(shape=CredentialsShape("metadata"), tenant=F("knowledge_space__tenant_id"))
+            .filter(shape__isnull=False)
+            .values_list("tenant", "shape")
+            .annotate(sources=Count("pk"), open=Count("pk", filter=rows.is_open()))
+            .order_by("tenant", "shape")
+        )
+        failed = dict(_grouped(rows.failed_legacy(), "tenant_id"))
+        return [
+            PlannedShape(
+                tenant=owner,
+                shape=shape,
+                sources=sources,
+                movable=is_open - failed.get((owner,), 0) if shape == Shape.OBJECT else 0,
+            )
+            for owner, shape, sources, is_open in shapes
+        ]
+
+
+def _out_of_place(rows: Selection) -> tuple[dict[str, int], int]:
+    """Return how many open sources have unsupported credentials, by shape, and how many a ref and legacy ones."""
+    shapes, both = {shape.value: 0 for shape in UNSUPPORTED}, 0
+    odd = Q(shape__in=UNSUPPORTED) | Q(shape=Shape.OBJECT, credential_ref__isnull=False)
+    found = rows.sources().filter(rows.is_open()).annotate(shape=CredentialsShape("metadata")).filter(odd)
+    for (shape,), count in _grouped(found, "shape"):
+        if shape == Shape.OBJECT:
+            both = count
+        else:
+            shapes[shape] = count
+    return shapes, both
+
+
+def _unfinished(rows: Selection) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how many jobs of open sources are in which state, and how many have failed with which code."""
+    jobs, failures = {state.value: 0 for state in RunState}, {}
+    unfinished = rows.open_jobs().exclude(run_state=RunState.SUCCEEDED)
+    for (state, code), count in _grouped(unfinished, "run_state", "last_error_code"):
+        jobs[state] += count
+        if state == RunState.FAILED:
+            failures[code or "unknown"] = count  # no code: not from this package
+    return jobs, failures
+
+
+def _ledger(rows: Selection) -> dict[str, int]:
+    states = {state.value: 0 for state in RefState}
+    states.update((state, count) for (state,), count in _grouped(rows.refs(), "state"))
+    return {**states, "overdue": rows.refs().overdue().count()}
+
+
+def _grouped(rows: QuerySet[Any, Any], *columns: str) -> Iterator[tuple[tuple[Any, ...], int]]:
+    for *values, count in rows.order_by(*columns).values_list(*columns).annotate(count=Count("pk")):
+        yield tuple(values), count
+
+
+def _named_count(name: str, rows: QuerySet[Any, Any]) -> QuerySet[Any, tuple[str, int]]:
+    counted: Any = rows.order_by().values_list(Value(name)).annotate(count=Count("pk"))
+    return counted  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _snapshot(using: str) -> Iterator[None]:
+    """Let all statements see one moment, and write nothing, unless the caller has a transaction open."""
+    connection = connections[using]
+    if connection.in_atomic_block or not connection.get_autocommit():
+        yield
+        return
+    with transaction.atomic(using=using):
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
