@@ -50,7 +50,7 @@ def short_transaction(using: str) -> Iterator[BaseDatabaseWrapper]:
             # Transaction-local throughout: behind a pooler the session is somebody else's next. A reservation that
             # is not on disk when its object is would leave an object that nothing knows of.
             cursor.execute(
-                SET_UP, [f"{settings.LOCK_TIMEOUT * 1000:.0f}ms", f"{IDLE_IN_TRANSACTION_TIMEOUT * 1000:.0f}ms"]
+                SET_UP, [f"{max(1, settings.LOCK_TIMEOUT * 1000):.0f}ms", f"{IDLE_IN_TRANSACTION_TIMEOUT * 1000:.0f}ms"]
             )
         yield connection
 

@@ -73,6 +73,9 @@ SOURCE_COLUMNS = [
     *("created_at", "updated_at"),
 ]
 
+# Patience of the tests, for what happens at once on a machine that is not busy.
+DEADLINE = 60.0  # seconds
+
 MIGRATIONS = ["0001_base", "0002_source_indexes", "0003_ledger", "0004_own_tables", "0005_register_refs"]
 
 
@@ -149,6 +152,8 @@ def throw_away(alias: str, **database: Any) -> Iterator[Host]:
     try:
         with connections[alias]._nodb_cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {name}")
+            # Where we are broken and wait for a lock for ever, a test fails.
+            cursor.execute(f"ALTER DATABASE {name} SET statement_timeout = '{DEADLINE:.0f}s'")
         try:
             yield Host(alias)
         finally:
@@ -199,6 +204,17 @@ def manage(
     )
 
 
+# What rows hold, and no message may.
+VALUES = [
+    "source-secret:v1:.",
+    "tenant-[a-z]",
+    "[0-9a-f]{8}-[0-9a-f]{4}",
+    "made-up",
+    "access_token",
+    "operation-",
+]
+
+
 def refusal(host: Host, target: str | None = None) -> tuple[str, str]:
     """Expect that `migrate` refuses; return PostgreSQL's message and hint."""
     with pytest.raises(DatabaseError) as caught:
@@ -214,14 +230,3 @@ def refusal(host: Host, target: str | None = None) -> tuple[str, str]:
     for value in VALUES:
         assert not re.search(value, shown)
     return error.diag.message_primary, error.diag.message_hint
-
-
-# What rows hold, and no message may.
-VALUES = [
-    "source-secret:v1:.",
-    "tenant-[a-z]",
-    "[0-9a-f]{8}-[0-9a-f]{4}",
-    "made-up",
-    "access_token",
-    "operation-",
-]
