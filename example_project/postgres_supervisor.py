@@ -135,10 +135,19 @@ def explain(error: OSError, directory: Path) -> PostgresError:
 
 def remove_tree(directory: Path) -> None:
     """Remove a server's directory and what it keeps elsewhere; nobody may be using it."""
-    for name in ("outside", "socket"):
-        if (directory / name).is_symlink():
-            shutil.rmtree((directory / name).readlink(), ignore_errors=True)
+    for link in (directory / "outside", directory / "socket"):
+        if link.is_symlink() and link.readlink().name.startswith(_name_elsewhere(directory)):
+            shutil.rmtree(link.readlink(), ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _name_elsewhere(directory: Path) -> str:
+    """Return how the names of what a server's directory has elsewhere begin.
+
+    With the directory's inode: a copy of the directory has the same links, but must not share, or remove, what
+    belongs to the original.
+    """
+    return f"kfs-postgres-{directory.stat().st_ino}-"
 
 
 class Supervisor:
@@ -237,10 +246,9 @@ class Supervisor:
     def _elsewhere(self, link: Path, parent: str, mode: int, owner: Account | None) -> Path:
         """Return the private directory below `parent` that `link` leads to, made if there is none.
 
-        Its name holds the inode of our directory, so that a copy of that does not share what the original
-        has elsewhere. If it has vanished, or belongs to somebody else by now, a new one takes its place.
+        If it has vanished, or belongs to another directory or to another user, a new one takes its place.
         """
-        prefix = f"kfs-postgres-{self.directory.stat().st_ino}-"
+        prefix = _name_elsewhere(self.directory)
         if link.is_symlink():
             target = link.readlink()
             if target.name.startswith(prefix) and target.is_dir() and not target.is_symlink():
@@ -266,11 +274,9 @@ class Supervisor:
         partial.mkdir(0o700)
         if self.account:
             os.chown(partial, *self.account)
-        command = [f"{self.order.binaries}/initdb", f"--pgdata={partial}", f"--username={USER}", "--no-sync"]
-        command += [
-            "--auth=trust",
-            "--encoding=UTF8",
-        ]  # trust: only the owner can enter the socket's directory
+        # Whoever can connect is trusted: only the server's user (and root) can enter the socket's directory.
+        command = [f"{self.order.binaries}/initdb", f"--pgdata={partial}", f"--username={USER}"]
+        command += ["--no-sync", "--auth=trust", "--encoding=UTF8"]
         for locale in ("C.UTF-8", "C"):
             result = self._spawn([*command, f"--locale={locale}"], signal.SIGKILL, stdout=subprocess.PIPE)
             output = result.communicate()[0].decode(errors="replace")

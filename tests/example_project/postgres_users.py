@@ -132,8 +132,11 @@ def kill_all(*pids: int) -> None:
 
 
 def processes_of(state: dict[str, Any]) -> list[int]:
-    """Return the pids of the supervisor, the server and its children."""
-    pids = [state["pid"], state["server_pid"]]
+    """Return the pids of the server, first, its supervisor and the server's children.
+
+    In this order, a server that is killed with all of them has no time to tidy up, as it would after its supervisor.
+    """
+    pids = [state["server_pid"], state["pid"]]
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])

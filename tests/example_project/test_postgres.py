@@ -127,13 +127,13 @@ class TestKills:
     def test_everything_at_once_loses_no_commit(self, me: Person, use: Use) -> None:
         user = use(me)
         user.query("CREATE TABLE kept AS SELECT 42 AS answer")
-        kill_all(user.process.pid, *processes_of(user.state))
+        kill_all(*processes_of(user.state), user.process.pid)
         assert use(me).query("SELECT answer FROM kept") == (42,)
 
     def test_a_stale_pid_that_is_a_strangers_by_now(self, person: Person, use: Use) -> None:
         user = use(person)
         state = user.state
-        kill_all(user.process.pid, *processes_of(state))
+        kill_all(*processes_of(state), user.process.pid)
         pid_file = Path(state["data_directory"], "postmaster.pid")
         owner = Account(pid_file.stat().st_uid, pid_file.stat().st_gid)
         account = owner if IS_ROOT else None
@@ -145,7 +145,7 @@ class TestKills:
             # Neither may stop the next start, and no start and no removal may signal them.
             following = use(person)
             assert following.query("SELECT 1") == (1,)
-            kill_all(following.process.pid, *processes_of(following.state))
+            kill_all(*processes_of(following.state), following.process.pid)
             (person.directory / "server.json").write_text(forged)
             postgres.remove(person.directory)
             assert one.poll() is None
@@ -230,12 +230,14 @@ class TestPlaces:
         with pytest.raises(PostgresError, match=r"holds a database that its owner.* cannot reach: let others"):
             running(place / "postgres")
 
-    def test_a_copy_of_the_directory_has_a_server_of_its_own(self, me: Person, use: Use) -> None:
+    def test_a_copy_of_the_directory_shares_nothing_with_the_original(self, me: Person, use: Use) -> None:
         original = use(me)
         original.query("CHECKPOINT")
-        copy = me.home / "copy"
-        subprocess.run(["cp", "-a", original.directory, copy], check=True)
+        copy, other_copy = me.home / "copy", me.home / "other"
+        for target in (copy, other_copy):
+            subprocess.run(["cp", "-a", original.directory, target], check=True)
         use(me, copy).query("CREATE TABLE only_in_the_copy ()")
+        postgres.remove(other_copy)
         assert original.query("SELECT to_regclass('only_in_the_copy')") == (None,)
 
 
