@@ -6,7 +6,6 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models
-from django.db.models.expressions import Col
 from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
@@ -24,12 +23,12 @@ class LifecycleState(models.Func):
     output_field = models.TextField()
     arity = 1
 
-    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **__: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
         """Return the SQL, with the alias that the table has in this query."""
         (column,) = self.get_source_expressions()
-        assert isinstance(column, Col)  # noqa: S101 - the docstring's contract
-        alias = compiler.quote_name_unless_alias(column.alias)
-        return f"COALESCE(to_jsonb({alias}) ->> 'lifecycle_state', 'active')", []
+        qualified, _ = compiler.compile(column)
+        row = qualified.rpartition(".")[0]
+        return f"COALESCE(to_jsonb({row}) ->> 'lifecycle_state', 'active')", []
 
 
 def deletion_targets(using: str) -> list[uuid.UUID]:

@@ -153,7 +153,5 @@ class UnlinkedFile:
             if self.temporary is None or os.fstat(self.fd).st_nlink:
                 raise
             # Its name was taken away, by another writer or by an erasure.
-            if self.directory.has(self.name):
-                return False
             raise StoreUnavailable("another process took over the writing of this secret, or erased it") from None
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+
 from tests.settings import *  # noqa: F403
 
 DATABASES = {"default": json.loads(os.environ["KFS_BENCH_DATABASE"])}

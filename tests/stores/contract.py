@@ -132,6 +132,8 @@ class SecretStoreContract(ProcessesContract):
         assert store.get(SCOPE, ref) == VALUE
         with pytest.raises(CredentialsTooLarge, match="the limit is 10 "):
             store.put(SCOPE, refused, VALUE)
+        with pytest.raises(SecretConflict):
+            store.put(SCOPE, ref, {})
 
     def test_the_same_again_is_success_and_writes_nothing(self, store: SecretStore, backdoor: Backdoor) -> None:
         ref = new_ref()

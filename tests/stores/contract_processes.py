@@ -16,7 +16,6 @@ from kfs_credentials.stores.base import Call, Deadline
 from tests.stores.processes import (
     Running,
     count_lines,
-    kill_all,
     processes,
     put_and_die,
     put_and_pause,
@@ -25,7 +24,7 @@ from tests.stores.processes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from kfs_credentials.stores import SecretStore
     from tests.stores.contract import Backdoor
@@ -51,11 +50,6 @@ def points(end: int, number: int) -> list[int]:
 
 class ProcessesContract:
     """What a store has to hold to when its writers race, die or freeze."""
-
-    @pytest.fixture(autouse=True)
-    def _no_process_is_left(self) -> Iterator[None]:
-        yield
-        kill_all()
 
     def test_of_racing_writers_with_different_secrets_one_wins(self, store: SecretStore) -> None:
         barrier, ref = processes.Barrier(WRITERS), new_ref()

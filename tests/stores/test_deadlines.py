@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kfs_credentials.crypto import Scope, new_ref, object_name
+from kfs_credentials.crypto import new_ref, object_name
 from kfs_credentials.errors import StoreUnavailable
 from kfs_credentials.stores import Address, secret_stores
 from kfs_credentials.stores.base import Call, Deadline
 from kfs_credentials.stores.files import DurableFileStorage
 from kfs_credentials.stores.threads import on_threads
 from tests.stores.contract import SCOPE, VALUE
-from tests.stores.processes import Running, Said, kill_all, processes, said
+from tests.stores.processes import Running, Said, processes, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,12 +29,6 @@ TIMED_OUT: Said = (
     "StoreUnavailable",
     "the secret store did not answer within 0.2 s (KFS_CREDENTIALS['STORE_TIMEOUT'])",
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    yield
-    kill_all()
 
 
 # A file system that hangs: open(2) of a file waits for whoever holds a lease on it (fcntl(2), F_SETLEASE).
@@ -85,18 +79,6 @@ def test_a_file_system_that_hangs_is_unavailable(
     assert store.get(SCOPE, ref) == VALUE
 
 
-def get_many(scope: Scope, refs: list[str]) -> Said:
-    return said(secret_stores["default"].get_many, [Address(scope, ref) for ref in refs])
-
-
-def test_calls_that_hang_keep_no_process_from_ending(hanging: tuple[str, Callable[[], None]]) -> None:
-    ref, _ = hanging
-    reader = Running(get_many, SCOPE, [ref, new_ref(), ref, ref])
-
-    assert reader.result() == TIMED_OUT
-    assert reader.process.exitcode == 0
-
-
 # A storage that hangs where the file system would not.
 
 
@@ -107,7 +89,7 @@ class HangingStorage(DurableFileStorage):
 
     def _hang(self, *_: Any, **__: Any) -> Any:
         self.released.wait()
-        raise OSError("too late")
+        raise StoreUnavailable("too late")
 
     check = create_many = read = remove_many = names = _hang
 
@@ -142,6 +124,18 @@ CALLS: dict[str, Callable[[str], object]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_every_method_is_over_at_its_deadline(call: str) -> None:
     assert said(CALLS[call], new_ref()) == TIMED_OUT
+
+
+def get_many(refs: list[str]) -> Said:
+    return said(secret_stores["default"].get_many, [Address(SCOPE, ref) for ref in refs])
+
+
+@pytest.mark.usefixtures("_hanging_storage")
+def test_calls_that_hang_keep_no_process_from_ending() -> None:
+    reader = Running(get_many, [new_ref() for _ in range(4)])
+
+    assert reader.result() == TIMED_OUT
+    assert reader.process.exitcode == 0
 
 
 # The parts.

@@ -19,7 +19,7 @@ from kfs_credentials.stores import Address, Receipt, secret_stores
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.stores.files import DurableFileStorage
 from tests.stores.contract import SCOPE, VALUE, entry
-from tests.stores.processes import Said, kill_all, put, run, said
+from tests.stores.processes import Said, put, run, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,12 +34,6 @@ REMOVED = (
 )
 NOBODY = 65534
 CLONE_NEWNS = 0x00020000
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    yield
-    kill_all()
 
 
 @pytest.fixture

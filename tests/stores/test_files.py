@@ -16,20 +16,12 @@ from kfs_credentials.errors import SecretNotFound, StoreUnavailable
 from kfs_credentials.stores import directory
 from kfs_credentials.stores.files import DurableFileStorage
 from tests.stores.contract import SCOPE, VALUE
-from tests.stores.processes import Said, kill_all, put, run
+from tests.stores.processes import Said, put, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kfs_credentials.stores.encrypted import EncryptedStore
 
 NAME = "a/b/secret.enc"
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    yield
-    kill_all()
 
 
 @pytest.fixture
