@@ -1,0 +1,17 @@
+"""The pages of Django's admin: what is where and in which state. No page calls a store."""
+
+from kfs_credentials.admin.acknowledgement import AcknowledgementAdmin
+from kfs_credentials.admin.backfill import BackfillAdmin
+from kfs_credentials.admin.knowledge_space import KnowledgeSpaceAdmin
+from kfs_credentials.admin.ledger import LedgerAdmin
+from kfs_credentials.admin.secret_object import SecretObjectAdmin
+from kfs_credentials.admin.source import SourceAdmin
+
+__all__ = [
+    "AcknowledgementAdmin",
+    "BackfillAdmin",
+    "KnowledgeSpaceAdmin",
+    "LedgerAdmin",
+    "SecretObjectAdmin",
+    "SourceAdmin",
+]

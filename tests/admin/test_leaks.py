@@ -1,0 +1,178 @@
+"""Every page of ours, followed link by link, with a secret wherever one can be."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+from pytest_django import Settings
+
+from kfs_credentials import sql
+from kfs_credentials.admin import display
+from kfs_credentials.admin.source import MOST_BYTES
+from kfs_credentials.crypto import new_ref
+from kfs_credentials.models import (
+    Acknowledgement,
+    KnowledgeSpace,
+    SecretObject,
+    Source,
+    SourceCredentialBackfill,
+    SourceSecretLifecycleRef,
+)
+from tests.admin.conftest import MakeClient, list_page, page_of
+from tests.admin.rows import AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, set_ref
+from tests.factories import SourceFactory, SpaceFactory
+
+CANARY = "canary-5d1f"
+MODELS = (Acknowledgement, KnowledgeSpace, SecretObject, Source, SourceCredentialBackfill, SourceSecretLifecycleRef)
+SECRETS = {
+    "auth": {"api_key": CANARY, "items": [{"tokens": [CANARY]}]},
+    "nextPageToken": CANARY,
+    "endpoint": f"https://user:{CANARY}@host/path",
+    f"https://{CANARY}@host": 1,
+    "link": f"https://host/?sig={CANARY}",
+    "document": json.dumps({"credentials": {"a": CANARY}}),
+    "key_file": f"-----BEGIN PRIVATE KEY-----\n{CANARY}\n-----END PRIVATE KEY-----",
+    "headers": [{"name": "Authorization", "value": CANARY}, f"Bearer {CANARY}"],
+    "id": f"eyJhbGciOiJub25lIn0.{CANARY}.x",
+}
+METADATA: list[Any] = [
+    {"credentials": {"access_token": CANARY, "more": [CANARY]}, **SECRETS},
+    {"credentials": CANARY},
+    {"credentials": [CANARY, {"a": CANARY}]},
+    json.dumps({"credentials": {"a": CANARY}}),
+    [{"credentials": CANARY}],
+]
+
+
+@pytest.fixture
+def rows(db: None) -> list[str]:
+    """Make rows in every table, with secrets in them; return the full refs."""
+    refs = [new_ref() for _ in range(4)]
+    space = SpaceFactory.create(description=f"see https://user:{CANARY}@wiki")
+    sources = [
+        SourceFactory.create(
+            knowledge_space=space,
+            metadata=metadata,
+            uri=f"https://user:{CANARY}@files.example/x?access_token={CANARY}",
+            permission_scope={"password": CANARY},
+        )
+        for metadata in METADATA
+    ]
+    set_ref(sources[0], refs[0])
+    RefFactory.create(source=sources[0], credential_ref=refs[0])
+    RefFactory.create(leased=True, credential_ref=refs[1], last_error_code=CANARY, last_error_message=CANARY)
+    ObjectFactory.create(credential_ref=refs[0])
+    JobFactory.create(source=sources[1], candidate_credential_ref=refs[2], last_error_message=CANARY)
+    JobFactory.create(source=sources[2], leased=True, candidate_credential_ref=refs[3], last_error_code=CANARY)
+    AcknowledgementFactory.create(source_id=sources[1].pk)
+    AcknowledgementFactory.create()
+    return refs
+
+
+def crawl(client: Client) -> dict[str, str]:
+    """Return every page of ours that links lead to, by address; all of them can be drawn."""
+    waiting = [reverse("admin:index"), reverse("admin:app_list", args=["kfs_credentials"]), *map(list_page, MODELS)]
+    pages: dict[str, str] = {}
+    while waiting:
+        address = waiting.pop()
+        if address in pages:
+            continue
+        response = client.get(address)
+        assert response.status_code == 200, address
+        pages[address] = response.text
+        for link in re.findall(r'href="([^"]*)"', response.text):
+            link = html.unescape(link)
+            if link.startswith("?"):
+                link = address.partition("?")[0] + link
+            # One filter or search at a time: all of them together are thousands of pages.
+            if link.startswith("/admin/kfs_credentials/") and "&" not in link:
+                waiting.append(link)
+    return pages
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_no_page_shows_a_secret_to_a_superuser(
+    rows: list[str], admin_client: Client, settings: Settings, debug: bool
+) -> None:
+    settings.DEBUG = debug
+    pages = crawl(admin_client)
+    assert [address for address, text in pages.items() if CANARY in text] == []
+    for row in (row for model in MODELS for row in model._default_manager.all()):
+        assert page_of(row) in pages, "the crawl comes to every row"
+        assert page_of(row, "history") in pages
+    filters = {"?state=failed", "?tenant=tenant-a", "?credentials=legacy", "?shape=string"}
+    assert all(any(address.endswith(one) for address in pages) for one in filters), "and through the filters"
+    assert any(rows[0] in text for text in pages.values())
+
+
+def test_no_page_shows_a_secret_or_a_full_ref_to_others(rows: list[str], client_with: MakeClient) -> None:
+    pages = crawl(client_with())
+    shown = [address for address, text in pages.items() if CANARY in text or any(ref in text for ref in rows)]
+    assert shown == []
+    assert not [address for address in pages if any(ref in address for ref in rows)]
+    assert any(rows[0][:25] in text for text in pages.values()), "but its start"
+
+
+def test_full_refs_are_shown_to_who_may_see_them(rows: list[str], client_with: MakeClient) -> None:
+    pages = crawl(client_with("view_full_ref"))
+    assert page_of(SecretObject.objects.get()) in pages
+    assert all(any(ref in text for text in pages.values()) for ref in rows)
+
+
+def test_the_page_of_an_object_is_closed_to_others(rows: list[str], client_with: MakeClient) -> None:
+    assert client_with().get(page_of(SecretObject.objects.get())).status_code == 403
+
+
+LOOKUPS = (
+    "metadata__credentials__access_token__startswith=canary",
+    "metadata__contains=canary",
+    "source__metadata__credentials__startswith=c",
+    "secret_fingerprint__startswith=f",
+    "lease_token__isnull=True",
+    "last_error_message__contains=canary",
+    "credential_ref__startswith=source-secret%3Av1%3A1",
+    "credential_ref=x",
+    "backfills__candidate_credential_ref__startswith=source",
+)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_lists_cannot_be_asked_about_what_they_do_not_show(model: Any, admin_client: Client) -> None:
+    answers = {lookup: admin_client.get(list_page(model, f"?{lookup}")).status_code for lookup in LOOKUPS}
+    assert answers == dict.fromkeys(LOOKUPS, 400)
+
+
+@pytest.mark.parametrize("part", ["pretty", "json_block", "state_badge"])
+def test_error_pages_show_no_secret(
+    rows: list[str], part: str, client_with: MakeClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> None:
+        raise LookupError("broken")
+
+    settings.DEBUG = True
+    client = client_with()
+    client.raise_request_exception = False
+    pages = [page_of(row) for row in Source.objects.all()]
+    pages += [list_page(SourceCredentialBackfill), list_page(SourceSecretLifecycleRef)]
+    monkeypatch.setattr(display, part, broken)
+    answers = [client.get(page) for page in pages]
+    errors = [answer.text for answer in answers if answer.status_code == 500]
+    assert errors
+    assert all("LookupError" in text and CANARY not in text for text in errors)
+
+
+@pytest.mark.parametrize("credentials", [{"a": CANARY}, CANARY, [CANARY]])
+def test_the_credentials_do_not_leave_the_database(credentials: Any, db: None) -> None:
+    """Whatever a page shows of a source, it is made without them: this is what PostgreSQL sends."""
+    source = SourceFactory.create(credentials=credentials)
+    with connection.cursor() as cursor:
+        cursor.execute(sql.read("admin/source"), {"id": source.pk, "most": MOST_BYTES})
+        _shape, metadata, _permission_scope = cursor.fetchone()
+    assert metadata == '{"title": "Handbook"}'
