@@ -22,7 +22,7 @@ from typing import Any
 from django.db import DatabaseError, connections, transaction
 
 from kfs_credentials import sql
-from kfs_credentials.batch import Batch, Item, Move, Put, SourceNow, decide
+from kfs_credentials.batch import Batch, Item, Move, Put, SourceNow, decide, made
 from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import KeyRing, new_ref
 from kfs_credentials.leases import Lease
@@ -164,7 +164,7 @@ class Backfill:
             limit=limit,
             bytes=settings.BATCH_BYTES,
         )
-        return [Item.discovered(*row) for row in found()]
+        return made(Item.discovered, found())
 
     def _set(self, name: str, value: str) -> None:
         with connections[self.using].cursor() as cursor:
@@ -174,7 +174,7 @@ class Backfill:
         if not ids:
             return []
         read = partial(sql.query, self.using, "backfill/read", jobs=list(ids), bytes=settings.BATCH_BYTES)
-        return [Item.claimed(*row) for row in read()]
+        return made(Item.claimed, read())
 
     def _reserve(self, items: list[Item], lease: Lease, ring: KeyRing) -> list[Item]:
         def insert(part: list[Item]) -> None:
@@ -348,7 +348,7 @@ def lock_ledger(using: str, items: Sequence[Item]) -> dict[str, str]:
 def lock_sources(using: str, items: Sequence[Item]) -> dict[uuid.UUID, SourceNow]:
     """Lock the sources, SKIP LOCKED, in id order; return what they are now, by id."""
     lock = partial(sql.query, using, "backfill/lock_sources", bytes=settings.BATCH_BYTES)
-    return {source: SourceNow.of(*facts) for source, *facts in lock(**columns(items, sources="source_id"))}
+    return dict(made(SourceNow.by_id, lock(**columns(items, sources="source_id"))))
 
 
 def finish(using: str, items: Sequence[Item], run_state: RunState, ref_state: RefState) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import uuid
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import KeyRing, Plaintext, Scope, fingerprint, fingerprint_matches, new_ref, parse_json
-from kfs_credentials.crypto.sensitive import Secret, sensitive
+from kfs_credentials.crypto.sensitive import Secret, hide, sensitive
 from kfs_credentials.errors import (
     CredentialsTooLarge,
     InvalidCredentials,
@@ -24,6 +25,8 @@ from kfs_credentials.models.backfill import NOT_FINGERPRINTED
 from kfs_credentials.stores import Receipt
 from kfs_credentials.stores.base import Call
 
+T = TypeVar("T")
+
 
 class Legacy(Secret):
     """Legacy credentials as PostgreSQL printed them. Its repr shows nothing.
@@ -34,21 +37,28 @@ class Legacy(Secret):
     __slots__ = ("_text",)
 
     def __init__(self, text: str | None) -> None:
-        self._text = text
+        self._text = hide(text)
 
     def same_as(self, other: Legacy) -> bool:
         """Return whether both are the same: `jsonb` prints one value in one way, so the texts tell.
 
         Two that were not read count as the same: neither of them can be stored.
         """
-        return self._text == other._text
+        return self._text() == other._text()
 
     @sensitive
     def plaintext(self) -> Plaintext:
         """Return the canonical bytes; raises `InvalidCredentials`, `CredentialsTooLarge`."""
-        if self._text is None:
+        text = self._text()
+        if text is None:
             raise CredentialsTooLarge("the credentials are larger than KFS_CREDENTIALS['BATCH_BYTES']")
-        return Plaintext.of(parse_json(self._text))  # type: ignore[arg-type]
+        return Plaintext.of(parse_json(text))  # type: ignore[arg-type]
+
+
+@sensitive
+def made(make: Callable[..., T], rows: Iterable[Sequence[Any]]) -> list[T]:
+    """Return `make(*row)` for each row. The rows hold credentials, and no error takes one along."""
+    return [make(*row) for row in rows]
 
 
 class Put(enum.Enum):
@@ -195,9 +205,16 @@ class SourceNow(NamedTuple):
     legacy: Legacy | None
 
     @classmethod
-    def of(cls, version: int, ref: str | None, is_legacy: bool, text: str | None) -> SourceNow:  # noqa: FBT001
-        """Make it of the columns of `lock_sources.sql`."""
-        return cls(version, ref, Legacy(text) if is_legacy else None)
+    def by_id(
+        cls,
+        source_id: uuid.UUID,
+        version: int,
+        ref: str | None,
+        is_legacy: bool,  # noqa: FBT001
+        credentials: str | None,
+    ) -> tuple[uuid.UUID, SourceNow]:
+        """Make it of the columns of `lock_sources.sql`; with the id of the source."""
+        return source_id, cls(version, ref, Legacy(credentials) if is_legacy else None)
 
 
 Decision = tuple[Move, JobError | None]

@@ -423,4 +423,6 @@ class BackfillWorker:
                 return None
             self.stop.wait(_jittered(min(0.05 * 2**attempt, 1.0)))
         logger.warning("the database could not answer %d times, going on later", TRIES)
+        # With a new connection: after a fail-over this one may be to a server that is read-only now.
+        connections[self.steps.using].close()
         return None

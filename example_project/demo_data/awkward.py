@@ -73,9 +73,7 @@ def _secrets(draw: Draw) -> Iterator[Content]:
 
 
 def _numbers() -> Iterator[Content]:
-    yield _source(
-        "9007199254740993, which is beyond 2^53", '{"account":9007199254740993,"debt":-9007199254740993}'
-    )
+    yield _source("9007199254740993, which is beyond 2^53", '{"account":9007199254740993,"debt":-9007199254740993}')
     yield _source("Its neighbour 9007199254740992", '{"account":9007199254740992,"debt":-9007199254740992}')
     yield _source("1e400, beyond a double", '{"high":1e400,"low":-1e400}')
     yield _source("1e-400, too small for a double", '{"small":1e-400,"smaller":-1e-400}')
@@ -89,16 +87,12 @@ def _numbers() -> Iterator[Content]:
 
 
 def _texts() -> Iterator[Content]:
-    astral = (
-        '{"🔑":"demo-🗝️-🂡🂢🂣","\\uf900":"demo-sorts-after-astral-keys","名前":"demo-値","𐐷":["👩🏽‍🚀","demo"]}'
-    )
+    astral = '{"🔑":"demo-🗝️-🂡🂢🂣","\\uf900":"demo-sorts-after-astral-keys","名前":"demo-値","𐐷":["👩🏽‍🚀","demo"]}'
     yield _source("Characters beyond the BMP, keys too", astral)
     # The two keys look alike: one character, and a letter with a combining accent.
     yield _source("Keys that only normalisation makes equal", '{"\\u00e9":"demo-one","e\\u0301":"demo-two"}')
     controls = "".join(map(chr, range(1, 0x20)))
-    yield _source(
-        "Every control character", to_json({"token": f"demo-{controls}\x7f\u0085\u2028\u2029\ufeff-end"})
-    )
+    yield _source("Every control character", to_json({"token": f"demo-{controls}\x7f\u0085\u2028\u2029\ufeff-end"}))
     yield _source("A backslash and u0000 as literal text", r'{"token":"demo-\\u0000-\\\\u0000-\"-\/-\\"}')
     hostile = "demo-\\.\n\\N\t%s %(name)s {0} ${HOME} '; SELECT 1; -- $$ \\"
     yield _source("What SQL, COPY and templates take for theirs", to_json({hostile: hostile}))

@@ -68,9 +68,7 @@ def load(
     with connection.cursor() as cursor:
         driver = cursor.connection
         if driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE:
-            raise DemoDataError(
-                "Demo data needs one transaction for both tables: call load() in transaction.atomic()."
-            )
+            raise DemoDataError("Demo data needs one transaction for both tables: call load() in transaction.atomic().")
         cursor.execute(LOCK)
         cursor.execute(DEMOS, [NAMESPACE])
         demos = {(int(made_seed), int(made_number)) for ((made_seed, made_number),) in cursor.fetchall()}
@@ -102,9 +100,7 @@ def load(
 
 
 def _other_demo(demos: set[tuple[int, int]], number: int, seed: int) -> str:
-    found = " and ".join(
-        f"{made_number:,} sources with seed {made_seed}" for made_seed, made_number in sorted(demos)
-    )
+    found = " and ".join(f"{made_number:,} sources with seed {made_seed}" for made_seed, made_number in sorted(demos))
     return (
         f"This database holds another demo: {found}; asked for were {number:,} sources with seed {seed}. "
         "Ask for the same number and seed as before, or use another database."

@@ -43,17 +43,13 @@ PROVIDERS = (
     JINA,
     Provider("google_drive", "online_drive", "oauth2", (*_CLIENT, "user_email")),
     Provider("notion", "online_document", "oauth2", ("access_token",)),
-    Provider(
-        "aws_s3_storage", "online_drive", "api_key", ("secret_access_key", "access_key_id", "region_name")
-    ),
+    Provider("aws_s3_storage", "online_drive", "api_key", ("secret_access_key", "access_key_id", "region_name")),
     Provider("confluence_datasource", "online_document", "api_key", ("access_token",)),
     Provider("github", "online_document", "oauth2", (*_CLIENT, "user_login")),
     Provider("github", "online_document", "api_key", ("access_token",)),
     Provider("gitlab", "online_document", "oauth2", (*_CLIENT, "gitlab_url", "user_login")),
     Provider("gitlab", "online_document", "api_key", ("access_token", "gitlab_url")),
-    Provider(
-        "sharepoint", "online_drive", "oauth2", ("access_token", "refresh_token", "subdomain", "tenant_id")
-    ),
+    Provider("sharepoint", "online_drive", "oauth2", ("access_token", "refresh_token", "subdomain", "tenant_id")),
     Provider(
         "onedrive_datasource",
         "online_drive",

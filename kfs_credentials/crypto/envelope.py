@@ -97,9 +97,7 @@ def seal(
 
 
 @sensitive
-def unseal(
-    ring: KeyRing, scope: Scope, ref: str, blob: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES
-) -> Credentials:
+def unseal(ring: KeyRing, scope: Scope, ref: str, blob: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Credentials:
     """Return the credentials of an envelope, if it is whole and was sealed for this scope and ref.
 
     The key is the one that `kid` names; without a `kid`, or with one that is no key id, all keys are tried.

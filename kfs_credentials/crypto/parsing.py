@@ -9,9 +9,7 @@ from kfs_credentials.errors import InvalidCredentials
 from .numbers import NotJSONError, parse_fraction, parse_integer, refuse_constant
 from .sensitive import sensitive
 
-_DECODER = json.JSONDecoder(
-    parse_int=parse_integer, parse_float=parse_fraction, parse_constant=refuse_constant
-)
+_DECODER = json.JSONDecoder(parse_int=parse_integer, parse_float=parse_fraction, parse_constant=refuse_constant)
 
 
 @sensitive

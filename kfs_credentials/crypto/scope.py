@@ -38,14 +38,10 @@ class Scope:
     knowledge_space_id: str
     source_id: str
 
-    def __init__(
-        self, tenant_id: str, knowledge_space_id: str | uuid.UUID, source_id: str | uuid.UUID
-    ) -> None:
+    def __init__(self, tenant_id: str, knowledge_space_id: str | uuid.UUID, source_id: str | uuid.UUID) -> None:
         # A frozen dataclass sets its own fields this way too.
         object.__setattr__(self, "tenant_id", _checked("tenant_id", tenant_id))
-        object.__setattr__(
-            self, "knowledge_space_id", _checked("knowledge_space_id", _text(knowledge_space_id))
-        )
+        object.__setattr__(self, "knowledge_space_id", _checked("knowledge_space_id", _text(knowledge_space_id)))
         object.__setattr__(self, "source_id", _checked("source_id", _text(source_id)))
 
 
@@ -58,9 +54,7 @@ def validate_ref(ref: str) -> None:
     """Raise `InvalidRef` unless the text is a ref, exactly as `new_ref` makes them."""
     if not isinstance(ref, str) or not _REF.fullmatch(ref):
         kind, size = type(ref).__name__, f" of {len(ref)} characters" if isinstance(ref, str) else ""
-        raise InvalidRef(
-            f"A ref is 'source-secret:v1:' and a version 4 UUID in lower case, not this {kind}{size}."
-        )
+        raise InvalidRef(f"A ref is 'source-secret:v1:' and a version 4 UUID in lower case, not this {kind}{size}.")
 
 
 def object_name(ref: str, *, prefix: str = DEFAULT_PREFIX) -> str:

@@ -70,6 +70,4 @@ class Secret:
         return self
 
     def __reduce_ex__(self, protocol: object) -> Never:
-        raise TypeError(
-            f"{type(self).__name__} cannot be pickled: the pickle would hold the secret in clear."
-        )
+        raise TypeError(f"{type(self).__name__} cannot be pickled: the pickle would hold the secret in clear.")

@@ -72,13 +72,16 @@ class TeachingCommand(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Run the command from a command line."""
         try:
-            super().run_from_argv(argv)
+            try:
+                super().run_from_argv(argv)
+            finally:
+                sys.stdout.flush()
         except SystemExit as end:
             if end.code == ARGPARSE_ERROR:
                 raise SystemExit(Exit.WRONG_USE) from None
             raise
         except BrokenPipeError:
-            # Whoever read this has gone, as `head` does. At exit, Python would flush and fail once more.
+            # Whoever read this has gone, as `head` does. At its end Python would flush, and fail, once more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(Exit.NOT_FINISHED) from None
 

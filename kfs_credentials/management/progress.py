@@ -25,19 +25,27 @@ class Progress:
     """Shows how far a run has got; a context manager, so that the bar goes away however the run ends.
 
     `stream`: the command's standard error. `count_left`: returns how many are left to move, or None if that
-    cannot be told now; workers elsewhere move some, and new ones come.
+    cannot be told now; workers elsewhere move some, and new ones come. `quiet`: show nothing.
     """
 
-    def __init__(self, stream: OutputWrapper, count_left: Callable[[], int | None], *, no_color: bool = False) -> None:
+    def __init__(
+        self,
+        stream: OutputWrapper,
+        count_left: Callable[[], int | None],
+        *,
+        quiet: bool = False,
+        no_color: bool = False,
+    ) -> None:
         self.stream = stream
         self.count_left = count_left
+        self.quiet = quiet
         self.started = self.shown_at = time.monotonic()
         self.done = self.ended = 0
-        self.left = count_left() or 0
+        self.left = 0 if quiet else count_left() or 0
         self.count_at = self.started + max(LINE_EVERY, (time.monotonic() - self.started) / COUNTING)
         self.bar: Bar | None = None
         console = Console(stderr=True, no_color=no_color or None)
-        if stream.isatty() and not console.is_dumb_terminal:
+        if not quiet and stream.isatty() and not console.is_dumb_terminal:
             self.bar = Bar(
                 TextColumn("moving"),
                 BarColumn(),
@@ -62,6 +70,8 @@ class Progress:
 
     def show(self, ended: int, counts: str) -> None:
         """Show how many are done, of how many, and the rate. `ended`: by this run so far; `counts`: in words."""
+        if self.quiet:
+            return
         now = time.monotonic()
         self._count(ended, now)
         rate = self.done / max(now - self.started, 1e-9)

@@ -172,10 +172,7 @@ def test_what_json_cannot_hold_is_refused_with_its_path(value: Any, problem: str
 def test_a_path_in_a_message_is_cut() -> None:
     with pytest.raises(InvalidCredentials) as caught:
         canonical_json({"k" * 1000: {"l" * 1000: math.nan}})
-    assert (
-        str(caught.value)
-        == f"JSON cannot hold the value at $.{'k' * 95}...: NaN and infinities are not JSON."
-    )
+    assert str(caught.value) == f"JSON cannot hold the value at $.{'k' * 95}...: NaN and infinities are not JSON."
 
 
 def test_the_current_decimal_context_makes_no_difference() -> None:

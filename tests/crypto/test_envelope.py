@@ -111,10 +111,7 @@ def test_a_key_that_the_ring_lacks_is_named() -> None:
 
     kid = BOTH.key_ids[1]
     assert (caught.value.reason, caught.value.key_id) == ("unknown key", kid)
-    assert (
-        str(caught.value)
-        == f"the stored secret cannot be trusted: unknown key {kid}, which is not in the key ring"
-    )
+    assert str(caught.value) == f"the stored secret cannot be trusted: unknown key {kid}, which is not in the key ring"
 
 
 def test_opens_only_for_its_scope_and_ref() -> None:
@@ -161,9 +158,7 @@ def test_a_missing_member_is_noticed(missing: str) -> None:
 
 def test_a_tag_of_another_length_is_noticed_even_if_its_bytes_are_there() -> None:
     blob = seal(RING, SCOPE, REF, VALUES)
-    ciphertext, tag = (
-        base64.urlsafe_b64decode(json.loads(blob)[name] + "==") for name in ("ciphertext", "tag")
-    )
+    ciphertext, tag = (base64.urlsafe_b64decode(json.loads(blob)[name] + "==") for name in ("ciphertext", "tag"))
     moved = changed(blob, ciphertext=_to_base64url(ciphertext[:-1]), tag=_to_base64url(ciphertext[-1:] + tag))
 
     assert reason_of(moved) == IntegrityReason.NOT_AN_ENVELOPE
@@ -195,9 +190,7 @@ def test_an_authentic_plaintext_that_is_no_object(plaintext: bytes) -> None:
 
 def test_an_authentic_plaintext_under_another_fingerprint() -> None:
     assert reason_of(sealed(b'{"a":1}')) == IntegrityReason.FINGERPRINT
-    assert unseal(RING, SCOPE, REF, sealed(b'{"a":1}', fingerprint=fingerprint(RING, SCOPE, {"a": 1}))) == {
-        "a": 1
-    }
+    assert unseal(RING, SCOPE, REF, sealed(b'{"a":1}', fingerprint=fingerprint(RING, SCOPE, {"a": 1}))) == {"a": 1}
 
 
 def test_a_fingerprint_under_another_key_of_the_ring_is_right() -> None:
@@ -216,8 +209,7 @@ def test_the_limit_is_inclusive_on_both_sides() -> None:
     with pytest.raises(CredentialsTooLarge) as caught:
         seal(RING, SCOPE, REF, VALUES, max_bytes=size - 1)
     assert str(caught.value) == (
-        f"The credentials have {size} bytes as canonical JSON; the limit is {size - 1} "
-        "(setting MAX_SECRET_BYTES)."
+        f"The credentials have {size} bytes as canonical JSON; the limit is {size - 1} (setting MAX_SECRET_BYTES)."
     )
 
 

@@ -110,7 +110,5 @@ def test_a_ring_cannot_be_changed_or_pickled() -> None:
         ring.primary.id = "0" * 16  # type: ignore[misc]
     assert copy.deepcopy(ring) is copy.copy(ring) is ring
     for secret in (ring, ring.primary):
-        with pytest.raises(
-            TypeError, match=r"cannot be pickled: the pickle would hold the secret in clear\.$"
-        ):
+        with pytest.raises(TypeError, match=r"cannot be pickled: the pickle would hold the secret in clear\.$"):
             pickle.dumps(secret)

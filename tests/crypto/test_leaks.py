@@ -121,9 +121,7 @@ FAILURES: dict[str, Callable[[], object]] = {
     "seal: ring": lambda: seal(None, SCOPE, REF, GOOD),  # type: ignore[arg-type]
     "seal: scope": lambda: seal(RING, None, REF, GOOD),  # type: ignore[arg-type]
     "seal: foreign error": lambda: seal(RING, SCOPE, REF, Failing()),
-    "unseal: plaintext instead of an envelope": lambda: unseal(
-        RING, SCOPE, REF, f'{{"password":"{CANARY}"}}'.encode()
-    ),
+    "unseal: plaintext instead of an envelope": lambda: unseal(RING, SCOPE, REF, f'{{"password":"{CANARY}"}}'.encode()),
     "unseal: envelope": lambda: unseal(RING, SCOPE, REF, changed(BLOB, iv=CANARY)),
     "unseal: too large": lambda: unseal(RING, SCOPE, REF, BLOB, max_bytes=5),
     "unseal: key": lambda: unseal(KeyRing([KEY]), SCOPE, REF, BLOB),

@@ -75,8 +75,7 @@ def test_texts_that_are_no_ref(ref: str) -> None:
     with pytest.raises(InvalidRef) as caught:
         validate_ref(ref)
     assert str(caught.value) == (
-        "A ref is 'source-secret:v1:' and a version 4 UUID in lower case, "
-        f"not this str of {len(ref)} characters."
+        f"A ref is 'source-secret:v1:' and a version 4 UUID in lower case, not this str of {len(ref)} characters."
     )
     with pytest.raises(InvalidRef):
         object_name(ref)

@@ -114,9 +114,7 @@ def test_our_envelope_has_the_members_of_the_original(case: dict[str, Any]) -> N
 
     ours, theirs = json.loads(blob), json.loads(blob_of(case))
     assert list(ours) == [*theirs, "kid"]
-    assert {name: len(str(ours[name])) for name in theirs} == {
-        name: len(str(theirs[name])) for name in theirs
-    }
+    assert {name: len(str(ours[name])) for name in theirs} == {name: len(str(theirs[name])) for name in theirs}
     for name in ("algorithm", "fingerprint", "version"):
         assert ours[name] == theirs[name]
     assert ours["kid"] == ring.primary.id

@@ -44,9 +44,7 @@ SEEDS = (0, 1, 20_261_101, demo_data.DEFAULT_SEED, -7)
 
 def value_of(text: str) -> Any:
     """Read JSON exactly: numbers as tuples, so that 1 is neither rounded nor equal to true."""
-    return json.loads(
-        text, parse_int=lambda digits: (Decimal(digits),), parse_float=lambda digits: (Decimal(digits),)
-    )
+    return json.loads(text, parse_int=lambda digits: (Decimal(digits),), parse_float=lambda digits: (Decimal(digits),))
 
 
 def kind_of(metadata_json: str) -> demo_data.Kind:
@@ -95,9 +93,7 @@ def test_same_bytes_on_every_machine_and_python() -> None:
 
 def test_a_larger_demo_begins_with_a_smaller_one() -> None:
     assert list(demo_data.sources(300)) == list(demo_data.sources(500))[:300]
-    assert [space.id for space in demo_data.spaces(number=300)] == [
-        space.id for space in demo_data.spaces(number=500)
-    ]
+    assert [space.id for space in demo_data.spaces(number=300)] == [space.id for space in demo_data.spaces(number=500)]
 
 
 def test_another_seed_makes_other_ids_and_values() -> None:
@@ -145,9 +141,7 @@ def test_awkward_sources_are_always_there(number: int) -> None:
 def test_a_small_demo_has_ordinary_sources_only() -> None:
     small = list(demo_data.sources(demo_data.AWKWARD_FROM - 1))
     assert len(small) == demo_data.AWKWARD_FROM - 1
-    assert not {source.name for source in small} & {
-        content.name for content in awkward(demo_data.DEFAULT_SEED)
-    }
+    assert not {source.name for source in small} & {content.name for content in awkward(demo_data.DEFAULT_SEED)}
     assert list(demo_data.sources(0)) == []
 
 
@@ -203,9 +197,7 @@ def test_every_provider_asks_for_its_fields() -> None:
     for source in demo_data.sources(199):
         metadata = json.loads(source.metadata_json)
         if source.kind == "movable":
-            asked.add(
-                (metadata["provider"], source.type, metadata["authType"], *sorted(metadata["credentials"]))
-            )
+            asked.add((metadata["provider"], source.type, metadata["authType"], *sorted(metadata["credentials"])))
     assert sorted(map(" ".join, asked)) == FIELDS.split("\n")
 
 

@@ -106,7 +106,8 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
             return max(movable, queued + running)  # most jobs' sources are movable ones
 
         problem = ""
-        with Progress(self.stderr, count_left, no_color=options["no_color"]) as progress:
+        quiet = options["verbosity"] == 0
+        with Progress(self.stderr, count_left, quiet=quiet, no_color=options["no_color"]) as progress:
             worker = BackfillWorker(
                 steps,
                 remaining=remaining,
