@@ -201,6 +201,11 @@ def positive_seconds(text: str) -> float:
     return seconds
 
 
+def counted(number: int, what: str) -> str:
+    """Return "1 job" or "2 jobs" for `what` "job"."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def printable(text: str) -> str:
     """Return text from outside with nothing in it that a terminal would obey, or take for another line."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -19,7 +19,7 @@ from example_project import demo_data
 from example_project.environment import BASE_DIR, DEMO_KEY_FILE
 from example_project.read_back import read_back
 from kfs_credentials.crypto.keys import KEY_BYTES
-from kfs_credentials.management.options import Exit, TeachingCommand, connect, positive
+from kfs_credentials.management.options import Exit, TeachingCommand, connect, counted, positive
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.stores.files import DurableFileStorage
 
@@ -104,9 +104,9 @@ examples:
         foreign = demo_data.foreign_sources(connection) if exists else 0
         if foreign:
             raise CommandError(
-                f"This database holds {foreign:,} sources which the demo did not make, and the demo would move "
-                "their credentials. Nothing was touched. Give it another database with DATABASE_URL, or unset that "
-                "for one of its own."
+                f"This database holds {counted(foreign, 'source')} that the demo did not make, and the demo would move "
+                "the credentials of all. Nothing was touched. Give it another database with DATABASE_URL, or unset "
+                "that for one of its own."
             )
 
     def _make_key(self) -> None:
@@ -171,10 +171,10 @@ examples:
         started = time.monotonic()
         result = read_back("default", number, seed)
         if result.wrong:
-            ids = ", ".join(map(str, result.wrong_ids))
+            ids = [*map(str, result.wrong_ids), *["..."] * (result.wrong > len(result.wrong_ids))]
             raise CommandError(
-                f"{result.wrong:,} sources are not what they must be: {ids}{', ...' if result.wrong > len(result.wrong_ids) else ''}. "
-                "Somebody has changed them since the demo made them, or this is a fault: please report it."
+                f"{counted(result.wrong, 'source')} not as expected: {', '.join(ids)}. Somebody has changed the data "
+                "since the demo made it, or this is a fault: please report it."
             )
         self.stdout.write(
             f"{result.moved:,} credentials read back as they were, {result.left_alone:,} sources left alone, "

@@ -9,6 +9,7 @@ from kfs_credentials.management.options import (
     WorkCommand,
     add_format_argument,
     add_selection_arguments,
+    counted,
     printable,
 )
 from kfs_credentials.status import Status, read_status
@@ -94,7 +95,7 @@ and 3 that nothing is, but that a person has to look at something.
         movable, queued, running = status.left
         findings = self._findings(status)
         if any(status.left):
-            line = f"Not finished: {movable:,} to move, {queued:,} jobs queued, {running:,} running."
+            line = f"Not finished: {movable:,} to move, {counted(queued, 'job')} queued, {running:,} running."
             line += f" Run {self.command('run_credential_backfill')}."
             return f"{line} To look at besides: {findings}." if findings else line
         if findings:

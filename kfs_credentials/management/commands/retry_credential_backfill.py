@@ -14,6 +14,7 @@ from kfs_credentials.management.options import (
     WorkCommand,
     add_format_argument,
     add_selection_arguments,
+    counted,
     printable,
     uuid_argument,
 )
@@ -90,12 +91,12 @@ examples:
         )
 
     def _count(self, jobs: BackfillQuerySet, output: str) -> Exit:
-        counted = jobs.order_by("last_error_code").values_list("last_error_code").annotate(count=Count("pk"))
-        codes = {str(code): count for code, count in counted}
+        by_code = jobs.order_by("last_error_code").values_list("last_error_code").annotate(count=Count("pk"))
+        codes = {code or "unknown": count for code, count in by_code}
         if output == "table" and codes:
             self.table([(f"{count:,}", printable(code)) for code, count in codes.items()], right=(0,))
         total = sum(codes.values())
-        line = f"{total:,} failed jobs would be queued again. Nothing was changed."
+        line = f"{counted(total, 'failed job')} would be queued again. Nothing was changed."
         return self.report(output, {"would_retry": total, "failures": codes}, line)
 
     def _retry(self, using: str, rows: list[tuple[uuid.UUID, int]], output: str) -> Exit:
@@ -107,7 +108,7 @@ examples:
             self.stderr.write(f"Up to here: {_counts(result)}", str)
             raise
         code = Exit.LOOK if result.changed or result.missing else Exit.CLEAN
-        line = f"{_counts(result)}"
+        line = _counts(result)
         if code:
             line += " Run this again to retry those that still are failed."
         if result.queued:
@@ -116,7 +117,7 @@ examples:
 
 
 def _counts(result: RetryResult) -> str:
-    parts = [f"{result.queued:,} jobs queued again"]
+    parts = [f"{counted(result.queued, 'job')} queued again"]
     if result.ended:
         parts.append(f"{result.ended:,} ended, since nothing is left to move")
     if result.changed:

@@ -18,12 +18,12 @@ from kfs_credentials.management.options import (
     WorkCommand,
     add_format_argument,
     add_selection_arguments,
+    counted,
     positive,
     positive_seconds,
     printable,
 )
 from kfs_credentials.management.progress import Progress
-from kfs_credentials.models import Shape
 from kfs_credentials.status import Status, read_left, read_plan, read_status
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.worker import BackfillWorker, End, Summary
@@ -129,14 +129,12 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         selected = {"tenant": options["tenant"], "space": options["space"]}
         plan = read_plan(using, **selected)
         if options["format"] == "table" and plan:
-            head = ("tenant", "credentials", "sources", "movable")
             rows = [
-                (printable(one["tenant"]), Shape(one["shape"]).label, f"{one['sources']:,}", f"{one['movable']:,}")
-                for one in plan
+                (printable(one["tenant"]), one["shape"], f"{one['sources']:,}", f"{one['movable']:,}") for one in plan
             ]
-            self.table([head, *map(_as_text, rows)], right=(2, 3))
+            self.table([("tenant", "credentials", "sources", "movable"), *rows], right=(2, 3))
         movable = sum(one["movable"] for one in plan)
-        line = f"{movable:,} sources can be moved. Nothing was changed."
+        line = f"{counted(movable, 'source')} can be moved. Nothing was changed."
         if movable:
             line += f" Next: {self.command('run_credential_backfill')}."
         value = {"plan": plan, **read_status(using, **selected).as_json()} if options["format"] == "json" else None
@@ -197,7 +195,3 @@ def _counts(summary: Summary) -> str:
     if summary.rejected:
         parts.append(f"{summary.rejected:,} that the database rejects")
     return ", ".join(parts)
-
-
-def _as_text(row: tuple[Any, ...]) -> tuple[str, ...]:
-    return tuple(map(str, row))

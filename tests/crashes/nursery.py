@@ -1,0 +1,88 @@
+"""A process that has Django loaded and forks workers, so that a worker costs milliseconds and not half a second.
+
+    python -m tests.crashes.nursery
+
+Reads one JSON object a line and answers each with another. It has no connection and no thread of its own, so that a
+child begins like a process that somebody started, and it ends like one. A child stays a zombie until it is asked
+for: its id belongs to nobody else meanwhile. When standard input ends, all children are killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+import django
+from django.conf import settings
+from django.core.management import execute_from_command_line
+from django.db import connections
+
+NEEDED = [
+    "django.db.migrations.executor",
+    "example_project.urls",
+    "kfs_credentials.management.commands.run_credential_backfill",
+    "psycopg",
+    "tests.crashes.stores",
+]
+"""What every child imports: done once, before it is forked."""
+
+PR_SET_PDEATHSIG = 1
+libc = ctypes.CDLL(None)
+
+
+def main() -> None:
+    """Serve; in a child, be the worker that was ordered."""
+    django.setup()
+    for module in NEEDED:
+        import_module(module)
+    gc.collect()
+    gc.freeze()  # else every child looks through all of this when it ends, and copies it to do so
+    order = serve()
+    if order is not None:
+        work(order)
+
+
+def serve() -> dict[str, Any] | None:
+    """Return the order of a child in that child; None in the nursery, when standard input ends."""
+    children: set[int] = set()
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            _, status = os.waitpid(order["wait"], 0)
+            children.discard(order["wait"])
+            answer = {"code": os.waitstatus_to_exitcode(status)}
+        elif child := os.fork():
+            children.add(child)
+            answer = {"pid": child}
+        else:
+            assert isinstance(order, dict)
+            return order
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    for child in children:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    return None
+
+
+def work(order: dict[str, Any]) -> None:
+    """Be `manage.py` with `order["arguments"]`; what it prints goes to the file `order["output"]`."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    connections.databases["default"].update(order["database"])
+    settings.KFS_CREDENTIALS = {**settings.KFS_CREDENTIALS, **order["settings"]}
+    execute_from_command_line(["manage.py", *order["arguments"]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""SIGTERM and SIGINT, at each stage: the worker ends by itself, in time, and holds nothing afterwards."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.crashes.gates import Gate
+from tests.crashes.scene import NOT_FINISHED, Scene
+from tests.crashes.stores import BEFORE_PUT
+from tests.crashes.workers import Worker
+
+JOBS = "source_credential_backfills"
+LEDGER = "source_secret_lifecycle_refs"
+
+GRACE = 10.0
+"""Seconds until a process manager kills what it has asked to end."""
+
+Stage = Callable[[Scene, int], AbstractContextManager[list[Worker]]]
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+
+
+@contextmanager
+def idle(scene: Scene, workers: int) -> Iterator[list[Worker]]:
+    """Nothing is left, and the workers watch."""
+    scene.drain()
+    watching = [scene.start("--watch", POLL_INTERVAL=600) for _ in range(workers)]
+    for worker in watching:
+        scene.wait_until_idle(worker)
+    yield watching
+
+
+@contextmanager
+def in_claim(scene: Scene, workers: int) -> Iterator[list[Worker]]:
+    """The table is locked, and does not come free."""
+    with scene.session() as session:
+        session.execute(f"LOCK TABLE {JOBS} IN EXCLUSIVE MODE")
+        waiting = [scene.start(LOCK_TIMEOUT=2) for _ in range(workers)]
+        for worker in waiting:
+            scene.wait_for_lock(worker)
+        yield waiting
+
+
+def come_to(gate: Gate, scene: Scene, workers: int) -> list[Worker]:
+    """Start workers, and wait until all of them stand at the gate."""
+    coming = [scene.start() for _ in range(workers)]
+    there: set[int] = set()
+    while len(there) < workers:
+        there.add(gate.wait())
+    return coming
+
+
+@contextmanager
+def in_put(scene: Scene, workers: int) -> Iterator[list[Worker]]:
+    """The store does not answer."""
+    with scene.gate(BEFORE_PUT) as gate:
+        yield come_to(gate, scene, workers)
+
+
+@contextmanager
+def in_settle(scene: Scene, workers: int) -> Iterator[list[Worker]]:
+    """Somebody holds the rows of the ledger."""
+    with scene.gate(BEFORE_PUT) as gate, scene.session() as session:
+        hanging = come_to(gate, scene, workers)
+        session.execute(f"SELECT FROM {LEDGER} FOR UPDATE")
+        gate.open()
+        for worker in hanging:
+            scene.wait_for_lock(worker)
+        yield hanging
+
+
+STAGES: list[Stage] = [idle, in_claim, in_put, in_settle]
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
+def test_a_worker_that_is_asked_to_stop(scene: Scene, stage: Stage) -> None:
+    scene.settings["LOCK_TIMEOUT"] = 5
+    with stage(scene, len(SIGNALS)) as workers:
+        for worker, number in zip(workers, SIGNALS, strict=True):
+            worker.send(number)
+        for worker in workers:
+            assert worker.wait(GRACE) == NOT_FINISHED, worker.printed
+            assert "Ended early: interrupted by a signal." in worker.printed
+        assert scene.states().get("running", 0) == 0, "\n".join(worker.printed for worker in workers)
+    scene.drain()
+    scene.check_end()
+    assert scene.attempts() == 0
+
+
+def test_a_second_signal_leaves_at_once(scene: Scene) -> None:
+    pairs = [(first, second) for first in SIGNALS for second in SIGNALS]
+    with in_put(scene, len(pairs)) as workers:
+        for worker, (first, second) in zip(workers, pairs, strict=True):
+            worker.send(first)
+            scene.wait_until(partial(has_handled, worker, first), "the signal is handled", watched=worker)
+            worker.send(second)
+            assert worker.wait() == -second, (first, second, worker.printed)
+    scene.check_always()
+    scene.expire_leases()
+    scene.drain()
+    scene.check_end()
+
+
+def has_handled(worker: Worker, number: signal.Signals) -> bool:
+    """Return whether the handler of a signal has done its work: then the process has none any more."""
+    for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return not int(line.split()[1], 16) >> (number - 1) & 1
+    return False  # it has ended

@@ -1,0 +1,128 @@
+"""Worker processes, as a test has them in its hands: to start, stop, freeze, kill and wait for."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tests.crashes.gates import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Worker:
+    """A process, known by a handle that no other process can get. What it prints is in `output`."""
+
+    def __init__(self, name: str, pid: int, output: Path, code_of: Callable[[int], int]) -> None:
+        self.name = name
+        self.pid = pid
+        self.handle = os.pidfd_open(pid)
+        self.output = output
+        self._code_of = code_of
+        self.code: int | None = None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        signal.pidfd_send_signal(self.handle, number)
+
+    def kill(self) -> None:
+        """Kill it, with no chance to do anything, and wait until it is gone."""
+        self.send(signal.SIGKILL)
+        assert self.wait() == -signal.SIGKILL
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for its end, but no longer than that; return whether it ended."""
+        ended, _, _ = select.select([self.handle], [], [], seconds)
+        return bool(ended)
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Wait for its end; return the exit code, below 0 for a signal."""
+        if self.code is None:
+            if not self.ends_within(seconds):
+                pytest.fail(f"{self.name} did not end within {seconds:g} s:\n{self.printed}")
+            self.code = self._code_of(self.pid)
+            os.close(self.handle)
+        return self.code
+
+    @property
+    def printed(self) -> str:
+        """What it has printed so far, on both streams."""
+        return self.output.read_text() if self.output.exists() else ""
+
+
+def start_command(arguments: Sequence[str], *, name: str, output: Path, environment: Mapping[str, str]) -> Worker:
+    """Start `manage.py` as somebody does in a shell, with only these variables of ours."""
+    with output.open("w") as stream:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "manage.py"), *arguments],
+            env={**_others(), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+        )
+    return Worker(name, process.pid, output, lambda _: process.wait())
+
+
+def _others() -> dict[str, str]:
+    ours = ("DATABASE_URL", "DJANGO_", "KFS_", "KNOWLEDGE_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+class Nursery:
+    """The process that forks the workers: see `nursery.py`."""
+
+    def __init__(self, settings: str = "example_project.settings", **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crashes.nursery"],
+            cwd=ROOT,
+            env={
+                **_others(),
+                **environment,
+                "DJANGO_SETTINGS_MODULE": settings,
+                "DATABASE_URL": "postgres:///",  # each worker is told its own
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        output: Path,
+        database: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> Worker:
+        """Start `manage.py` with these arguments; `database` and `settings` go on top of the nursery's own."""
+        order = {"arguments": arguments, "output": str(output), "database": database, "settings": settings}
+        return Worker(name, self._ask(order)["pid"], output, self.code_of)
+
+    def code_of(self, pid: int) -> int:
+        """Return the exit code of a child that has ended."""
+        return int(self._ask({"wait": pid})["code"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End, with all children."""
+        self.process.communicate()
+
+    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer

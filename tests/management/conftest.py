@@ -1,0 +1,23 @@
+"""Runs commands as a user does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from tests.management.commands import Admin, Run, dsn, runner
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs `manage.py` with these arguments."""
+    return runner(capsys)
+
+
+@pytest.fixture
+def admin(transactional_db: None) -> Iterator[Admin]:
+    """A session of somebody else, who may do anything. Each statement is a transaction."""
+    with psycopg.connect(dsn(), autocommit=True) as session:
+        yield session

@@ -1,0 +1,197 @@
+"""`credential_status`: what it prints, and what its exit code tells a script."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfs_credentials.models import JobError
+from tests.factories import SourceFactory, SpaceFactory
+from tests.management.commands import Admin, Run
+from tests.management.rows import JobFactory, RefFactory, directory_contents, give_ref, table_contents
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("secrets_directory")]
+
+BACKFILL = "`manage.py run_credential_backfill`"
+SETTLE = "`manage.py settle_unsupported_credentials --all --dry-run`"
+RETRY = "`manage.py retry_credential_backfill --all`"
+
+LEFT = f"Not finished: 4 to move, 1 job queued, 1 running. Run {BACKFILL}."
+BOTH = (
+    "with both a ref and credentials in clear (an old application writes them back: stop it, then remove the key from "
+    "their metadata)"
+)
+
+
+def clean() -> None:
+    give_ref(SourceFactory.create(bare=True))
+    SourceFactory.create(bare=True)
+
+
+def left() -> None:
+    SourceFactory.create_batch(2)
+    JobFactory.create(queued=True)
+    JobFactory.create(running=True)
+    SourceFactory.create(credentials="token")
+
+
+def only_a_job_left() -> None:
+    JobFactory.create(source=SourceFactory.create(bare=True), running=True)
+
+
+def to_settle() -> None:
+    SourceFactory.create(credentials=["token"])
+    large = SourceFactory.create(credentials={"bundle": "x" * 66_000})
+    JobFactory.create(source=large, last_error_code=JobError.TOO_LARGE)
+
+
+def one_to_settle() -> None:
+    large = SourceFactory.create(credentials={"bundle": "x" * 66_000})
+    JobFactory.create(source=large, last_error_code=JobError.TOO_LARGE)
+
+
+def failed() -> None:
+    JobFactory.create()
+
+
+def both() -> None:
+    give_ref(SourceFactory.create())
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "line"),
+    [
+        (lambda: None, 0, "Clean: nothing is left to move or to look at."),
+        (clean, 0, "Clean: nothing is left to move or to look at."),
+        (
+            left,
+            4,
+            f"{LEFT} To look at besides: 1 unsupported ({SETTLE} lists them).",
+        ),
+        (only_a_job_left, 4, f"Not finished: 0 to move, 0 jobs queued, 1 running. Run {BACKFILL}."),
+        (
+            to_settle,
+            3,
+            f"Nothing is left to move. To look at: 1 unsupported; 1 too large ({SETTLE} lists them).",
+        ),
+        (one_to_settle, 3, f"Nothing is left to move. To look at: 1 too large ({SETTLE} lists them)."),
+        (failed, 3, f"Nothing is left to move. To look at: 1 failed ({RETRY} once their cause is gone)."),
+        (
+            both,
+            3,
+            f"Nothing is left to move. To look at: 1 {BOTH}.",
+        ),
+    ],
+    ids=["empty", "clean", "left", "only a job left", "to settle", "one to settle", "failed", "both"],
+)
+def test_the_last_line_and_the_exit_codes(run: Run, rows: Any, code: int, line: str) -> None:
+    rows()
+    shown, checked = run("credential_status"), run("credential_status", "--check")
+    assert (shown.code, shown.last_line, shown.err) == (0, line, "")
+    assert (checked.code, checked.out, checked.err) == (code, shown.out, "")
+    as_json = run("credential_status", "--check", "--format", "json")
+    assert (as_json.code, as_json.err) == (code, f"{line}\n")
+    assert as_json.json["clean"] == (code == 0)
+
+
+def test_settled_ones_are_clean_and_are_counted(run: Run) -> None:
+    to_settle()
+    assert run("settle_unsupported_credentials", "--all").code == 0
+    outcome = run("credential_status", "--check")
+    assert outcome.code == 0
+    assert outcome.last_line == (
+        "Clean: nothing is left to move or to look at (2 that stay in clear are acknowledged)."
+    )
+
+
+def test_the_json_has_every_member(run: Run) -> None:
+    left()
+    to_settle()
+    RefFactory.create(job=JobFactory.create(queued=True), state="candidate", next_delete_at=None)
+    status = run("credential_status", "--format", "json").json
+    age = status["backfills"].pop("oldest_queued_seconds")
+    assert isinstance(age, int)
+    assert age >= 0
+    assert status == {
+        "sources": {
+            "total": 8,
+            "legacy": 6,
+            "movable": 5,
+            "unsupported": 2,
+            "too_large": 1,
+            "referenced": 0,
+            "both": 0,
+        },
+        "backfills": {"queued": 2, "running": 1, "succeeded": 0, "failed": 1, "expired_leases": 0},
+        "ledger": {
+            "staged": 0,
+            "candidate": 1,
+            "active": 0,
+            "retired": 0,
+            "deleting": 0,
+            "deleted": 0,
+            "overdue": 0,
+        },
+        "unsupported": {"string": 1, "number": 0, "boolean": 0, "array": 1},
+        "failures": {"SOURCE_SECRET_TOO_LARGE": 1},
+        "acknowledged": {"unsupported": 0, "too_large": 0},
+        "clean": False,
+    }
+
+
+def test_the_table_has_what_the_json_has(run: Run) -> None:
+    left()
+    to_settle()
+    JobFactory.create(last_error_code="CODE\x1b[2J")
+    status = run("credential_status", "--format", "json").json
+    out = run("credential_status").out
+    for name, count in status["sources"].items():
+        assert re.search(rf" {name.replace('_', ' ')} +{count}( |$)", out, re.MULTILINE)
+    assert re.search(r"^  by code +CODE\\x1b\[2J +1$", out, re.MULTILINE)
+    assert re.search(r"^ +SOURCE_SECRET_TOO_LARGE +1$", out, re.MULTILINE)
+
+
+def test_tenant_and_space_narrow_it_down_and_the_hints_with_it(run: Run) -> None:
+    here = SpaceFactory.create(tenant_id="tenant one")
+    SourceFactory.create(knowledge_space=here)
+    SourceFactory.create_batch(2, knowledge_space=SpaceFactory.create(tenant_id="tenant one"))
+    SourceFactory.create_batch(4)
+    by_tenant = run("credential_status", "--tenant", "tenant one", "--check")
+    assert by_tenant.code == 4
+    assert by_tenant.last_line == (
+        "Not finished: 3 to move, 0 jobs queued, 0 running. "
+        "Run `manage.py run_credential_backfill --tenant 'tenant one'`."
+    )
+    by_space = run("credential_status", "--tenant", "tenant one", "--space", here.pk)
+    assert by_space.last_line == (
+        "Not finished: 1 to move, 0 jobs queued, 0 running. "
+        f"Run `manage.py run_credential_backfill --tenant 'tenant one' --space {here.pk}`."
+    )
+
+
+def test_it_changes_nothing(run: Run, secrets_directory: Path) -> None:
+    left()
+    to_settle()
+    before = table_contents(), directory_contents(secrets_directory)
+    run("credential_status")
+    run("credential_status", "--format", "json", "--check")
+    assert (table_contents(), directory_contents(secrets_directory)) == before
+
+
+def test_it_waits_for_nobody(run: Run, admin: Admin) -> None:
+    left()
+    with admin.transaction():
+        admin.execute("LOCK TABLE knowledge_spaces, sources, source_credential_backfills IN EXCLUSIVE MODE")
+        assert run("credential_status", "--check").code == 4
+
+
+def test_a_store_that_is_not_there(run: Run, secrets_directory: Path) -> None:
+    secrets_directory.rmdir()
+    outcome = run("credential_status", "--check")
+    assert outcome.code == 1
+    assert "kfs_credentials.E004" in outcome.err
+    # The counts need no store.
+    assert run("credential_status", "--check", "--skip-checks").code == 0
