@@ -29,7 +29,7 @@ from kfs_credentials.leases import Lease
 from kfs_credentials.models import JobError, RefState, RunState, Source, SourceCredentialBackfill
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.models.backfill import BackfillQuerySet
-from kfs_credentials.models.knowledge_space import deletion_targets
+from kfs_credentials.models.knowledge_space import being_deleted
 from kfs_credentials.stores import Entry, SecretStore
 from kfs_credentials.transactions import Fault, fault, short_transaction
 
@@ -75,9 +75,9 @@ class Backfill:
         Locks the jobs, SKIP LOCKED, for one short transaction. Reads values, writes none.
         """
         lease = self._new_lease()
-        targets = deletion_targets(self.using)
+        leaving = being_deleted(self.using)
         with short_transaction(self.using):
-            jobs = self._jobs().of_open_sources(targets)
+            jobs = self._jobs().of_open_sources(leaving)
             expired = jobs.expired().with_leased_size()
             # Of those that are free: a frozen worker holds its rows, and must not stand before everybody else's.
             oldest = expired.order_by("lease_expires_at", "id")
@@ -122,7 +122,7 @@ class Backfill:
         """
         lease = self._new_lease()
         ring = key_ring()
-        leaving = deletion_targets(self.using)
+        leaving = being_deleted(self.using)
         with short_transaction(self.using):
             items = self._discovered(limit, leaving)
             if not items:

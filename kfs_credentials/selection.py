@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from django.db import connections, models
+from django.db import models
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.lookups import GreaterThan
 
@@ -19,7 +19,7 @@ from kfs_credentials.models import (
     SourceCredentialBackfill,
     SourceSecretLifecycleRef,
 )
-from kfs_credentials.models.knowledge_space import deletion_targets
+from kfs_credentials.models.knowledge_space import being_deleted
 from kfs_credentials.models.source import HasLegacyCredentials
 
 if TYPE_CHECKING:
@@ -129,17 +129,3 @@ def is_acknowledged(source: str, shape: AcknowledgedShape | str) -> Exists:
     """
     wanted = shape.value if isinstance(shape, AcknowledgedShape) else OuterRef(shape)
     return Exists(Acknowledgement.objects.filter(source_id=OuterRef(source), shape=wanted))
-
-
-def being_deleted(using: str) -> list[uuid.UUID]:
-    """Return the ids of spaces and sources that are being deleted; sources that say so themselves may be missing."""
-    targets = deletion_targets(using)
-    with connections[using].cursor() as cursor:
-        cursor.execute(
-            "SELECT FROM pg_attribute WHERE attrelid = to_regclass('knowledge_spaces') "
-            "AND attname = 'lifecycle_state' AND NOT attisdropped"
-        )
-        if cursor.rowcount:
-            cursor.execute("SELECT id FROM knowledge_spaces WHERE lifecycle_state <> 'active'")
-            targets += [space for (space,) in cursor.fetchall()]
-    return targets

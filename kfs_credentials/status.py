@@ -185,7 +185,8 @@ def _out_of_place(rows: Selection) -> tuple[dict[str, int], int]:
 def _unfinished(rows: Selection) -> tuple[dict[str, int], dict[str, int]]:
     """Return how many jobs of open sources are in which state, and how many have failed with which code."""
     jobs, failures = {state.value: 0 for state in RunState}, {}
-    unfinished = rows.open_jobs().exclude(run_state=RunState.SUCCEEDED)
+    # Named one by one: the claim index finds these, and could not find what is not succeeded.
+    unfinished = rows.open_jobs().filter(run_state__in=(RunState.QUEUED, RunState.RUNNING, RunState.FAILED))
     for (state, code), count in _grouped(unfinished, "run_state", "last_error_code"):
         jobs[state] += count
         if state == RunState.FAILED:

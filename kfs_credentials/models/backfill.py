@@ -97,16 +97,13 @@ class BackfillQuerySet(LeasedQuerySet):
         )
         return self.queued().alias(due_at=due_at).filter(due_at__lte=Now())
 
-    def of_open_sources(self, targets: Sequence[uuid.UUID]) -> Self:
+    def of_open_sources(self, leaving: Sequence[uuid.UUID]) -> Self:
         """Leave out the jobs whose source or space is being deleted: they wait, and block nobody.
 
-        `targets`: what `deletion_targets` says is being deleted; the rows' own marks are looked at here.
+        `leaving`: what `being_deleted` says; what the source's own status says is looked at here.
         """
-        spaces = KnowledgeSpace.objects.open().filter(pk=OuterRef("knowledge_space_id"))
-        leaving = Source.objects.filter(pk=OuterRef("source_id"), status=Source.DELETING)
-        return self.filter(
-            Exists(spaces), ~Exists(leaving), ~Q(knowledge_space_id__in=targets), ~Q(source_id__in=targets)
-        )
+        marked = Source.objects.filter(pk=OuterRef("source_id"), status=Source.DELETING)
+        return self.filter(~Exists(marked), ~Q(knowledge_space_id__in=leaving), ~Q(source_id__in=leaving))
 
     def lock_for_claim(self, limit: int) -> Self:
         """Lock at most `limit` of these jobs, oldest first; those that somebody else has locked are passed over."""

@@ -3,53 +3,36 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import connections, models
 from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.db.models.sql.compiler import SQLCompiler
+    pass
 
 
-class LifecycleState(models.Func):
-    """`lifecycle_state` of a space, or 'active' where the column is not there yet.
+def being_deleted(using: str) -> list[uuid.UUID]:
+    """Return the ids of the spaces and sources that a deletion of knowledge-fs is at work on now.
 
-    Later versions of knowledge-fs add the column (interop.md, section 7). Reading it through the row's JSON form
-    works before and after, without asking the catalog first. Give it the primary key: `LifecycleState("id")`.
-    """
-
-    output_field = models.TextField()
-    arity = 1
-
-    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **__: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
-        """Return the SQL, with the alias that the table has in this query."""
-        (column,) = self.get_source_expressions()
-        qualified, _ = compiler.compile(column)
-        row = qualified.rpartition(".")[0]
-        return f"COALESCE(to_jsonb({row}) ->> 'lifecycle_state', 'active')", []
-
-
-def deletion_targets(using: str) -> list[uuid.UUID]:
-    """Return the ids of spaces and sources that a deletion of knowledge-fs is at work on now.
-
-    Empty where the table `deletion_jobs` does not exist (it comes with a later version). Takes no locks.
+    Later versions of it say so in `knowledge_spaces.lifecycle_state` and in a table `deletion_jobs` (interop.md,
+    section 7); where there is neither, the list is empty. A source may also say so itself, by its status. Takes no
+    locks.
     """
     with connections[using].cursor() as cursor:
-        cursor.execute("SELECT to_regclass('deletion_jobs') IS NOT NULL")
-        if not cursor.fetchone()[0]:
-            return []
-        cursor.execute("SELECT target_id FROM deletion_jobs WHERE active_slot = 1")
-        return [target for (target,) in cursor.fetchall()]
-
-
-class KnowledgeSpaceQuerySet(models.QuerySet["KnowledgeSpace"]):
-    """Which spaces."""
-
-    def open(self) -> KnowledgeSpaceQuerySet:
-        """Return the spaces that are not being deleted, as far as their own row says."""
-        return self.alias(lifecycle=LifecycleState("id")).filter(lifecycle="active")
+        cursor.execute(
+            "SELECT to_regclass('deletion_jobs') IS NOT NULL, EXISTS (SELECT FROM pg_attribute "
+            "WHERE attrelid = to_regclass('knowledge_spaces') AND attname = 'lifecycle_state' AND NOT attisdropped)"
+        )
+        has_jobs, has_state = cursor.fetchone()
+        targets: list[uuid.UUID] = []
+        if has_jobs:
+            cursor.execute("SELECT target_id FROM deletion_jobs WHERE active_slot = 1")
+            targets += [target for (target,) in cursor.fetchall()]
+        if has_state:
+            cursor.execute("SELECT id FROM knowledge_spaces WHERE lifecycle_state <> 'active'")
+            targets += [space for (space,) in cursor.fetchall()]
+        return targets
 
 
 class KnowledgeSpace(models.Model):
@@ -62,8 +45,6 @@ class KnowledgeSpace(models.Model):
     description = models.TextField(_("description"), null=True, blank=True)  # noqa: DJ001 - the seed's column
     created_at = models.DateTimeField(_("created at"))
     updated_at = models.DateTimeField(_("updated at"))
-
-    objects = KnowledgeSpaceQuerySet.as_manager()
 
     class Meta:
         db_table = "knowledge_spaces"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from django.db import models
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from kfs_credentials.models.knowledge_space import KnowledgeSpace
@@ -54,17 +54,6 @@ class SourceQuerySet(models.QuerySet["Source"]):
         """Return the sources whose credentials are in clear, and which have no ref. Uses the partial index."""
         return self.filter(HasLegacyCredentials("metadata"), credential_ref__isnull=True)
 
-    def movable(self, targets: Sequence[uuid.UUID] = ()) -> SourceQuerySet:
-        """Return the legacy sources that a backfill can move: no failed job, and not being deleted (see `open`)."""
-        from kfs_credentials.models.backfill import SourceCredentialBackfill
-
-        jobs = SourceCredentialBackfill.objects.failed().filter(
-            tenant_id=OuterRef("knowledge_space__tenant_id"),
-            knowledge_space_id=OuterRef("knowledge_space_id"),
-            source_id=OuterRef("pk"),
-        )
-        return self.legacy().open(targets).filter(~Exists(jobs))
-
     def unsupported(self) -> SourceQuerySet:
         """Return the sources whose credentials are neither an object nor absent nor JSON null."""
         return self.with_shape().filter(shape__in=UNSUPPORTED)  # type: ignore[misc] # annotated by with_shape
@@ -72,19 +61,6 @@ class SourceQuerySet(models.QuerySet["Source"]):
     def referenced(self) -> SourceQuerySet:
         """Return the sources that have a ref."""
         return self.filter(credential_ref__isnull=False)
-
-    def both(self) -> SourceQuerySet:
-        """Return the sources with a ref and legacy credentials; an old writer can cause that."""
-        return self.referenced().filter(HasLegacyCredentials("metadata"))
-
-    def open(self, targets: Sequence[uuid.UUID] = ()) -> SourceQuerySet:
-        """Return the sources that are not being deleted, and whose space is not.
-
-        `targets`: what `deletion_targets` says is being deleted; the rows' own marks are looked at here.
-        """
-        spaces = KnowledgeSpace.objects.open().filter(pk=OuterRef("knowledge_space_id"))
-        leaving = Q(status=Source.DELETING) | Q(pk__in=targets) | Q(knowledge_space_id__in=targets)
-        return self.filter(~leaving, Exists(spaces))
 
     def of(self, tenant: str | None = None, space: uuid.UUID | None = None) -> SourceQuerySet:
         """Narrow down to one tenant and one space, where given."""

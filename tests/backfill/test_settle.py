@@ -208,7 +208,7 @@ def test_a_source_that_names_the_candidate_already_is_taken_as_it_is(steps: Back
     ref = SourceSecretLifecycleRef.objects.get()
     assert (ref.state, ref.source_version, ref.next_delete_at) == (RefState.ACTIVE, 9, None)
     assert only_job().run_state == RunState.SUCCEEDED
-    assert Source.objects.both().count() == 1
+    assert Source.objects.referenced().get().metadata["credentials"] == source.metadata["credentials"]
 
 
 def test_a_locked_source_is_passed_over_and_comes_again(

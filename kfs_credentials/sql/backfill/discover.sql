@@ -14,7 +14,6 @@ WITH page AS MATERIALIZED (
     AND jsonb_typeof(src.metadata -> 'credentials') = 'object'
     AND src.id > %(after)s
     AND src.status <> 'deleting'
-    AND COALESCE(to_jsonb(space) ->> 'lifecycle_state', 'active') = 'active'
     AND src.id <> ALL (%(leaving)s::uuid[]) AND src.knowledge_space_id <> ALL (%(leaving)s::uuid[])
     AND (%(tenant)s::text IS NULL OR space.tenant_id = %(tenant)s)
     AND (%(space)s::uuid IS NULL OR src.knowledge_space_id = %(space)s)
