@@ -15,6 +15,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -32,8 +33,6 @@ from kfs_credentials.models.backfill import BackfillQuerySet
 from kfs_credentials.models.knowledge_space import being_deleted
 from kfs_credentials.stores import Entry, SecretStore
 from kfs_credentials.transactions import Fault, fault, short_transaction
-
-START = uuid.UUID(int=0)
 
 
 class Backfill:
@@ -58,7 +57,7 @@ class Backfill:
         self.lease_seconds = lease
         self.tenant = tenant
         self.space = space
-        self.after = START
+        self.after: uuid.UUID | None = None
         self.rejected: set[uuid.UUID] = set()
         self._leasing: Lease | None = None
         self._adrift: list[Lease] = []
@@ -124,9 +123,11 @@ class Backfill:
         ring = key_ring()
         leaving = being_deleted(self.using)
         with short_transaction(self.using):
+            if self.after is None:
+                self.rejected.clear()
             items = self._discovered(limit, leaving)
             if not items:
-                self.after, self._leasing = START, None
+                self.after, self._leasing = None, None
                 return None
             for item in items:
                 item.prepare()
@@ -240,7 +241,7 @@ class Backfill:
 
         Items whose row is not this lease's any more belong to another worker, and are not counted.
 
-        Locks ledger rows and jobs (waits for LOCK_TIMEOUT at most), then sources (SKIP LOCKED). Raises `LeaseLost` if
+        Locks ledger rows (waits for LOCK_TIMEOUT at most), then jobs and sources (SKIP LOCKED). Raises `LeaseLost` if
         the lease ran out before the commit; then nothing was written.
         """
         moves: dict[Move, list[Item]] = {move: [] for move in Move}
@@ -251,12 +252,10 @@ class Backfill:
             elsewhere = self._existing([item.source_id for item in mine if item.source_id not in sources])
             for item in mine:
                 source = sources.get(item.source_id)
-                move, item.error = decide(
-                    item, ledger.get(item.ref), source, locked_elsewhere=item.source_id in elsewhere
-                )
-                if source is not None:
-                    item.version = source.version
-                moves[move].append(item)
+                move, error = decide(item, ledger.get(item.ref), source, locked_elsewhere=item.source_id in elsewhere)
+                # A copy: this transaction may be rolled back, and is then decided anew.
+                version = item.version if source is None else source.version
+                moves[move].append(replace(item, error=error, version=version))
             for item in self._activate(moves[Move.ACTIVATE], batch.lease):
                 moves[Move.ACTIVATE].remove(item)
                 moves[Move.FAIL].append(item)
@@ -281,7 +280,7 @@ class Backfill:
         released = 0
         while self._adrift:
             with short_transaction(self.using):
-                released += self._jobs().fenced(self._adrift[-1]).release()
+                released += self._jobs().fenced(self._adrift[-1]).free().release()
             self._adrift.pop()
         return released
 
@@ -292,8 +291,11 @@ class Backfill:
 
     def _lock_jobs(self, batch: Batch) -> list[Item]:
         ids = [item.job_id for item in batch.items]
-        jobs = self._jobs().fenced(batch.lease).filter(pk__in=ids).order_by("id").select_for_update(no_key=True)
-        held = dict(jobs.values_list("id", "candidate_credential_ref"))
+        # SKIP LOCKED: a DELETE of sources takes their jobs by cascade, in an order of its own, and must not be the
+        # victim of a deadlock with us. What it leaves behind is given back.
+        jobs = self._jobs().fenced(batch.lease).filter(pk__in=ids).order_by("id")
+        locked = jobs.select_for_update(no_key=True, skip_locked=True)
+        held = dict(locked.values_list("id", "candidate_credential_ref"))
         return [item for item in batch.items if held.get(item.job_id) == item.ref]
 
     def _existing(self, ids: Sequence[uuid.UUID]) -> set[uuid.UUID]:
@@ -411,6 +413,9 @@ def bisected(using: str, items: list[Item], write: Callable[[list[Item]], None])
     try:
         with transaction.atomic(using=using):
             write(items)
+            # What a host's deferred constraints have to say must be said here, not at the commit.
+            with connections[using].cursor() as cursor:
+                cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
     except CountsDiffer:
         pass
     except DatabaseError as error:

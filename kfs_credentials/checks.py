@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags
 from django.db import DatabaseError, InterfaceError, connections, router
@@ -156,11 +157,18 @@ def hidden_tables(using: str) -> list[str]:
 
 
 def invalid_indexes(using: str) -> list[str]:
-    """Return the indexes on our tables that are not valid."""
+    """Return the indexes of our models that are not valid, and are not being built at this moment.
+
+    Other indexes of a host on these tables are its own business.
+    """
+    models = apps.get_app_config("kfs_credentials").get_models()
+    names = [wanted.name for model in models for wanted in (*model._meta.indexes, *model._meta.constraints)]
     with connections[using].cursor() as cursor:
         cursor.execute(
-            "SELECT indexrelid::regclass::text FROM pg_index "
-            "WHERE NOT indisvalid AND indrelid IN (SELECT to_regclass(name) FROM unnest(%s::text[]) AS name)",
-            [list(TABLES)],
+            "SELECT indexrelid::regclass::text FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid "
+            "WHERE NOT indisvalid AND relname = ANY (%s) "
+            "AND indrelid IN (SELECT to_regclass(name) FROM unnest(%s::text[]) AS name) "
+            "AND indexrelid NOT IN (SELECT index_relid FROM pg_stat_progress_create_index)",
+            [names, list(TABLES)],
         )
         return [name for (name,) in cursor.fetchall()]

@@ -104,13 +104,19 @@ class LeasedQuerySet(models.QuerySet[Any]):
         size = RawSQL("COALESCE(substring(worker_id from '#([0-9]{1,6})$')::int, 1)", ())
         return self.annotate(leased_size=models.ExpressionWrapper(size, models.IntegerField()))
 
+    def free(self) -> Self:
+        """Lock those of these rows that nobody else has locked, in id order, and return them. Waits for nobody."""
+        ids = self.order_by("id").select_for_update(skip_locked=True, no_key=True, of=("self",))
+        return self.filter(pk__in=list(ids.values_list("pk", flat=True)))
+
     def renew(self, lease: Lease) -> int:
         """Extend the lease of every row that is still this lease's; return how many those are.
 
-        Locks those rows. `row_version` stays: a renewal is no move. If there were any, the caller tells the lease
-        (`Lease.confirmed`) once this is committed: no answer is not a renewal.
+        Locks those rows, SKIP LOCKED: whoever has one of them locked decides about it, not this worker. `row_version`
+        stays: a renewal is no move. If there were any, the caller tells the lease (`Lease.confirmed`) once this is
+        committed: no answer is not a renewal.
         """
-        return self.fenced(lease).update(lease_expires_at=seconds_from_now(lease.duration), heartbeat_at=Now())
+        return self.fenced(lease).free().update(lease_expires_at=seconds_from_now(lease.duration), heartbeat_at=Now())
 
 
 class LeasedRow(models.Model):

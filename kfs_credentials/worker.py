@@ -37,12 +37,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-STOP_WITHIN = 8.0
+STOP_WITHIN = 6.0
 """Seconds that a stopping worker waits for a batch before it gives it back; process managers allow ten."""
 HURRIED_LOCK_TIMEOUT = 1.0
 """Seconds that a stopping worker waits for a lock at most, and any worker that gives back a batch."""
-LOOK_UP_EVERY = 0.5
+LOOK_UP_EVERY = 0.25
 """Seconds after which a worker that waits looks at its leases and at whether it should stop."""
+NAMED = 20
+"""How many rejected sources the log names."""
 TRIES = 6
 """How often a transaction is tried again at once, before the worker backs off."""
 MOVED = (Move.ACTIVATE, Move.ADOPT, Move.REFRESH, Move.ABANDON, Move.FAIL)
@@ -76,21 +78,23 @@ class Stop:
     """Asked to stop by SIGTERM or SIGINT. A second signal leaves at once, as if there were no handler."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        # No lock and no event: a signal's handler runs on the thread that waits, and could wait for itself.
         self._deadline: float | None = None
 
     def __bool__(self) -> bool:
-        return self._asked.is_set()
+        return self._deadline is not None
 
     def ask(self) -> None:
         """Ask the worker to stop."""
         if self._deadline is None:
             self._deadline = time.monotonic() + STOP_WITHIN
-        self._asked.set()
 
     def wait(self, seconds: float) -> bool:
         """Wait, for less if asked to stop meanwhile; return whether asked."""
-        return self._asked.wait(seconds)
+        until = time.monotonic() + seconds
+        while not self and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_UP_EVERY))
+        return bool(self)
 
     @property
     def overdue(self) -> bool:
@@ -208,10 +212,14 @@ class BackfillWorker:
                 self._run()
             except (StoreDenied, StoreMisconfigured) as error:
                 self._end(End.DENIED, str(error))
-        self.summary.rejected = len(self.steps.rejected)
+        if self.steps.rejected:
+            self.summary.rejected = len(self.steps.rejected)
+            some = ", ".join(sorted(map(str, self.steps.rejected))[:NAMED])
+            logger.warning("the database rejects the job of %d sources: %s", len(self.steps.rejected), some)
         return self.summary
 
     def _run(self) -> None:
+        previous: Batch | None = None
         in_flight: Batch | None = None
         try:
             while True:
@@ -224,11 +232,14 @@ class BackfillWorker:
                     self.steps.start_put(in_flight)
                 if previous is not None:
                     self._settle(previous, also=in_flight)
+                    previous = None
                 if in_flight is None and not alone and not self._wait():
                     return
         finally:
-            if in_flight is not None:
-                self._give_back(in_flight)
+            # Whatever ended this run, no job of it must look as if its worker had died. What is settled is not held.
+            for batch in (previous, in_flight):
+                if batch is not None:
+                    self._give_back(batch)
 
     # Which step next.
 
@@ -281,14 +292,19 @@ class BackfillWorker:
             settled = self._in_database(settle)
         except LeaseLost:
             settled = Counter()
-        if settled is None:
+        moves = Counter({Move.RELEASE: len(batch.items)}) if settled is None else settled
+        if settled is None or moves.total() < len(batch.items):
+            # Not settled, or passed over since somebody held the rows: those that are still this lease's.
             self._give_back(batch)
-        moves = settled or Counter()
         self.summary.moves += moves
         self.summary.lost += len(batch.items) - moves.total()
         if any(moves[move] for move in MOVED):
             self._moved_at = time.monotonic()
-            self._claim_after = 0.0 if moves[Move.REFRESH] else self._claim_after
+        if moves[Move.RELEASE]:
+            # What was just given back is due at once, and would be claimed again and again: others first.
+            self._claim_after = time.monotonic() + settings.POLL_INTERVAL
+        elif moves[Move.REFRESH]:
+            self._claim_after = 0.0
         self._size = min(self.batch_size, self._size + max(1, self.batch_size // 20))
         self.progress(self.summary)
         if isinstance(trouble, StoreUnavailable):
@@ -330,6 +346,8 @@ class BackfillWorker:
     def _renew(self, batch: Batch) -> None:
         try:
             self.steps.renew(batch)
+        except LeaseLost:
+            pass  # the store's guard and the fence say so too, where it matters
         except (DatabaseError, InterfaceError) as error:
             # No answer is not a renewal. The lease's own watch stops this worker before its next write.
             logger.warning("a lease could not be renewed (%s)", describe(error))
@@ -410,7 +428,12 @@ class BackfillWorker:
             except (DatabaseError, InterfaceError) as error:
                 meaning, what = fault(error), describe(error)
             # Out here the error is gone: its text and its frames may hold a row.
-            if meaning in (Fault.REFUSED, Fault.DATA):
+            if meaning is Fault.DATA:
+                raise ImproperlyPrepared(
+                    f"the database refused to change a row ({what}), and it cannot be told which: see the server's log "
+                    "for the constraint or trigger. What this worker had leased is given back."
+                )
+            if meaning is Fault.REFUSED:
                 raise ImproperlyPrepared(
                     f"the database refused a statement of this worker ({what}). Check that `manage.py migrate` has run "
                     "and that this role may read and write the tables."

@@ -16,7 +16,8 @@ from django.core.checks import CheckMessage
 from django.db import IntegrityError, connection, connections
 from django.test import override_settings
 
-from kfs_credentials.checks import check_database
+from kfs_credentials import sql
+from kfs_credentials.checks import check_database, invalid_indexes
 from tests.factories import SourceFactory
 
 PROJECT = Path(__file__).parents[1]
@@ -223,6 +224,8 @@ def sqlite() -> Iterator[None]:
     }
     with override_settings(DATABASE_ROUTERS=[f"{__name__}.ToOther"]):
         yield
+    connections["other"].close()
+    connections["other"].connection = None  # SQLite keeps one that is in memory open
     del connections["other"]
     del connections.settings["other"]
 
@@ -298,9 +301,14 @@ def invalid_index(transactional_db: None) -> Iterator[str]:
     SourceFactory.create_batch(2, type="online_drive")
     with connection.cursor() as cursor:
         with pytest.raises(IntegrityError):
-            cursor.execute("CREATE UNIQUE INDEX CONCURRENTLY kfs_test_types ON sources (type)")
-        yield "kfs_test_types"
-        cursor.execute("DROP INDEX kfs_test_types")
+            cursor.execute("CREATE UNIQUE INDEX CONCURRENTLY hosts_own_idx ON sources (type)")
+        assert invalid_indexes("default") == []  # the host's own business
+        cursor.execute("DROP INDEX hosts_own_idx, kfs_credentials_legacy_idx")
+        with pytest.raises(IntegrityError):
+            cursor.execute("CREATE UNIQUE INDEX CONCURRENTLY kfs_credentials_legacy_idx ON sources (type)")
+        yield "kfs_credentials_legacy_idx"
+        cursor.execute("DROP INDEX kfs_credentials_legacy_idx")
+        cursor.execute(sql.read("schema/0002_source_indexes"))
 
 
 def test_an_index_that_is_invalid(invalid_index: str) -> None:
@@ -309,10 +317,13 @@ def test_an_index_that_is_invalid(invalid_index: str) -> None:
     assert said([message]) == [
         (
             "E008",
-            "The index kfs_test_types is INVALID: an interrupted CREATE INDEX CONCURRENTLY left it behind.",
+            "The index kfs_credentials_legacy_idx is INVALID: an interrupted CREATE INDEX CONCURRENTLY left it behind.",
         )
     ]
-    assert message.hint == "DROP INDEX CONCURRENTLY kfs_test_types; then build it again as the migration has it."
+    assert (
+        message.hint
+        == "DROP INDEX CONCURRENTLY kfs_credentials_legacy_idx; then build it again as the migration has it."
+    )
 
 
 def test_a_database_that_is_out_of_reach(django_db_blocker: Any) -> None:

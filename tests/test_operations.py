@@ -286,11 +286,11 @@ def test_each_source_is_unsettled_once() -> None:
 
 
 def test_acknowledging_notes_who_and_what() -> None:
-    found = [unsupported(1, "token"), unsupported(2, [])]
+    found = [unsupported(1, "token"), unsupported(2, []), unsupported(3, {"bundle": "x" * 66_000})]
     before = table_contents()
-    assert acknowledge("default", found, by="Security team") == 2
+    assert acknowledge("default", found, by="Security team") == 3
     notes = {row.source_id.int: row for row in Acknowledgement.objects.all()}
-    assert {number: row.shape for number, row in notes.items()} == {1: "string", 2: "array"}
+    assert {number: row.shape for number, row in notes.items()} == {1: "string", 2: "array", 3: "too_large"}
     assert {row.acknowledged_by for row in notes.values()} == {"Security team"}
     assert all(row.acknowledged_at is not None for row in notes.values())
     after = table_contents()

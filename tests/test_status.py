@@ -289,6 +289,17 @@ def test_one_tenant_and_one_space() -> None:
     assert [(row["tenant"], row["sources"]) for row in read_plan("default", tenant="two")] == [("two", 1), ("two", 2)]
 
 
+@pytest.mark.django_db
+def test_a_tenant_that_is_not_there() -> None:
+    JobFactory.create(queued=True)
+    assert read_left("default", tenant="nobody") == (0, 0, 0)
+    assert read_left("default", space=uuid.uuid4()) == (0, 0, 0)
+    assert read_plan("default", tenant="nobody") == []
+    status = read_status("default", tenant="nobody")
+    assert status.sources["total"] == 0
+    assert status.clean
+
+
 @pytest.fixture
 def later(db: None) -> None:
     """What later versions of knowledge-fs add to the tables, for the transaction of the test."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
 
 from django.db import connections, models
 from django.utils.translation import gettext_lazy as _
-
-if TYPE_CHECKING:
-    pass
 
 
 def being_deleted(using: str) -> list[uuid.UUID]:

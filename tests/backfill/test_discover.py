@@ -188,6 +188,28 @@ def test_tenant_and_space_narrow_it_down(new_steps: Callable[..., Backfill]) -> 
     assert found(new_steps(space=theirs.knowledge_space_id)) == {theirs.pk}
 
 
+def test_the_smallest_id_is_an_id_like_any_other(steps: Backfill) -> None:
+    smallest, largest = uuid.UUID(int=0), uuid.UUID(int=2**128 - 1)
+    for source in (smallest, largest):
+        SourceFactory.create(id=source)
+    assert [found(steps, 1) for _ in range(3)] == [{smallest}, {largest}, set()]
+
+
+def test_what_the_database_rejected_is_tried_again_by_the_next_pass(steps: Backfill) -> None:
+    source = SourceFactory.create()
+    constraint = f"ADD CONSTRAINT host_ck CHECK (source_id <> '{source.pk}')"
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE source_credential_backfills {constraint}")
+    try:
+        assert (found(steps), found(steps)) == (set(), set())
+        assert steps.rejected == {source.pk}
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE source_credential_backfills DROP CONSTRAINT host_ck")
+    assert found(steps) == {source.pk}
+    assert steps.rejected == set()
+
+
 def test_the_value_is_read_exactly(steps: Backfill) -> None:
     text = '{"n": 9007199254740993, "big": 1e400, "d": 0.1234567890123456789012345}'
     source = SourceFactory.create()

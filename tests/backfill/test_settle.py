@@ -351,6 +351,52 @@ def test_an_error_that_is_not_about_a_row_blames_no_row(steps: Backfill) -> None
     assert steps.settle(batch) == {Move.ACTIVATE: 1}
 
 
+def test_a_constraint_that_speaks_only_at_the_commit_is_heard_before_it(steps: Backfill) -> None:
+    sources = [SourceFactory.create(name="bad" if place == 2 else "good") for place in range(5)]
+    batch = put(steps)
+    execute(
+        "CREATE FUNCTION reject() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN IF NEW.name = 'bad' THEN RAISE EXCEPTION 'no'; END IF; RETURN NULL; END $$"
+    )
+    execute(
+        "CREATE CONSTRAINT TRIGGER reject AFTER UPDATE ON sources DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION reject()"
+    )
+    try:
+        assert steps.settle(batch) == {Move.ACTIVATE: 4, Move.FAIL: 1}
+    finally:
+        execute("DROP FUNCTION reject CASCADE")
+    assert SourceCredentialBackfill.objects.failed().get().source_id == sources[2].pk
+
+
+def test_a_settling_that_was_rolled_back_is_decided_anew(steps: Backfill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadlock, say, after the refresh was written: nothing of it may be remembered."""
+    changed, failing = SourceFactory.create(), SourceFactory.create()
+    batch = put(steps)
+    execute("UPDATE sources SET metadata = %s WHERE id = %s", '{"credentials": {"n": 2}}', changed.pk)
+    next(item for item in batch.items if item.source_id == failing.pk).failed(JobError.CONFLICT)
+    real = steps._requeue
+    monkeypatch.setattr(steps, "_requeue", _raises(DatabaseError("deadlock detected")))
+    with pytest.raises(DatabaseError):
+        steps.settle(batch)
+    monkeypatch.setattr(steps, "_requeue", real)
+    assert steps.settle(batch) == {Move.REFRESH: 1, Move.FAIL: 1}
+    assert SourceCredentialBackfill.objects.failed().get().last_error_code == JobError.CONFLICT
+
+
+def test_a_delete_that_holds_a_job_is_not_waited_for(steps: Backfill, other: Other) -> None:
+    """It goes from source to job by cascade, in an order of its own; a deadlock would kill it."""
+    leaving, staying = SourceFactory.create(), SourceFactory.create()
+    batch = put(steps)
+    other.execute("DELETE FROM sources WHERE id = %s", [leaving.pk])
+    assert steps.settle(batch) == {Move.ACTIVATE: 1}
+    steps.release(batch)
+    batch.lease.confirmed_at -= 30
+    steps.renew(batch)
+    other.commit()
+    assert SourceCredentialBackfill.objects.get().source_id == staying.pk
+
+
 # What the store answers.
 
 

@@ -93,6 +93,56 @@ def test_waits_for_a_row_that_somebody_has_locked(worker: BackfillWorker, other:
     assert waits >= 2
 
 
+def test_a_single_job_that_cannot_be_settled_holds_nobody_up(worker: BackfillWorker, other: Other) -> None:
+    locked = SourceFactory.create()
+    batch = worker.steps.discover(1)
+    assert batch is not None
+    worker.steps.release(batch)
+    worker.steps.after = None
+    free = SourceFactory.create()
+    other.execute("SELECT FROM sources WHERE id = %s FOR UPDATE", [locked.pk])
+
+    def remaining() -> tuple[int, ...]:
+        # That it comes here at all is the point: the locked job alone would be claimed again and again.
+        assert Source.objects.get(pk=free.pk).credential_ref is not None
+        other.rollback()
+        return read_left("default")
+
+    worker.remaining = remaining
+    summary = worker.run()
+    assert summary.moves[Move.ACTIVATE] == 2
+    assert summary.moves[Move.RELEASE] >= 1
+
+
+def test_whatever_ends_a_run_gives_back_what_it_had(worker: BackfillWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    SourceFactory.create_batch(25)
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("made up")
+
+    monkeypatch.setattr(worker.steps, "settle", refuse)
+    with pytest.raises(RuntimeError, match="made up"):
+        worker.run()
+    assert set(SourceCredentialBackfill.objects.values_list("run_state", "retry_count")) == {(RunState.QUEUED, 0)}
+
+
+def test_a_lease_that_is_lost_while_the_store_is_down_ends_no_run(
+    worker: BackfillWorker, failing: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SourceFactory.create_batch(20)
+    failing(StoreUnavailable("down"))
+    real = worker._wait_for_store
+
+    def lose(trouble: StoreUnavailable, also: Any) -> None:
+        also.lease.confirmed_at -= 61
+        SourceCredentialBackfill.objects.leased().update(lease_expires_at=Now() - timedelta(seconds=1))
+        real(trouble, also)
+
+    monkeypatch.setattr(worker, "_wait_for_store", lose)
+    assert worker.run().end is End.DRAINED
+    assert Source.objects.referenced().count() == 20
+
+
 def test_waits_for_the_lease_of_a_worker_that_died(worker: BackfillWorker, new_steps: Callable[..., Backfill]) -> None:
     SourceFactory.create()
     assert new_steps(worker="dead").discover(1) is not None

@@ -74,6 +74,14 @@ class Database:
 
     # Sources and jobs.
 
+    def leave_only(self, number: int) -> None:
+        """Delete all sources but so many ordinary ones."""
+        self.execute(
+            "DELETE FROM sources WHERE id NOT IN (SELECT id FROM sources "
+            "WHERE jsonb_typeof(metadata -> 'credentials') = 'object' AND length(metadata::text) < 1000 LIMIT %s)",
+            [number],
+        )
+
     def set_aside(self) -> None:
         """Take all sources away, to let them appear later."""
         self.execute("CREATE TABLE kfs_tests_aside AS TABLE sources")
@@ -93,6 +101,13 @@ class Database:
         self.execute(
             "UPDATE source_credential_backfills SET lease_expires_at = now() - interval '1 second' "
             "WHERE run_state = 'running'"
+        )
+
+    def queue_again(self) -> None:
+        """Let all leased jobs be as if they had been given back."""
+        self.execute(
+            "UPDATE source_credential_backfills SET run_state = 'queued', worker_id = NULL, lease_token = NULL, "
+            "lease_expires_at = NULL, heartbeat_at = NULL WHERE run_state = 'running'"
         )
 
     def states(self) -> dict[str, int]:

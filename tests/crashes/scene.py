@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 from collections import Counter
 from collections.abc import Mapping
@@ -96,7 +97,8 @@ class Scene(Database):
                 worker.wait()
 
     def _next(self) -> tuple[str, Path]:
-        name = f"worker-{len(self.workers) + 1}"
+        # Other tests have workers on the same server.
+        name = f"worker-{len(self.workers) + 1}-{secrets.token_hex(4)}"
         return name, self.directory / f"{name}.output"
 
     # What must be true.

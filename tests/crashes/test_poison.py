@@ -7,7 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.crashes.scene import KINDS, LOOK, Scene
+from tests.crashes.scene import CLEAN, KINDS, LOOK, Scene
+from tests.crashes.stores import BEFORE_PUT
 
 ATTEMPTS = 3
 POISON = "made-up-poison"
@@ -56,3 +57,26 @@ def test_the_row_that_kills_its_worker_fails_alone(scene: Scene, size: int, numb
     )
     assert scene.states() == {"succeeded": KINDS["movable"] - number, "failed": KINDS["too_large"] + number}
     scene.check_always()
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["discovered", "claimed"])
+def test_who_is_alone_beside_another_batch_is_not_alone(scene: Scene, claimed: bool) -> None:
+    """Three rows in batches of two: when the worker dies, nobody knows which of the three it was."""
+    scene.leave_only(3)
+    die_with_two_batches(scene)
+    if claimed:
+        scene.queue_again()
+        die_with_two_batches(scene)
+    scene.expire_leases()
+    assert scene.start().wait() == CLEAN
+    assert scene.states() == {"succeeded": 3}
+    assert scene.attempts() == 0
+
+
+def die_with_two_batches(scene: Scene) -> None:
+    with scene.gate(BEFORE_PUT) as gate:
+        worker = scene.start(BATCH_SIZE=2)
+        gate.wait()
+        scene.wait_for_the_store(worker)
+        worker.kill()
+    assert scene.states() == {"running": 3}

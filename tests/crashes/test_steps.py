@@ -37,10 +37,7 @@ def prepare(scene: Scene, step: str) -> None:
             worker = scene.start()
             gate.wait()
             worker.kill()
-        scene.execute(
-            f"UPDATE {JOBS} SET run_state = 'queued', worker_id = NULL, lease_token = NULL, lease_expires_at = NULL, "
-            "heartbeat_at = NULL WHERE run_state = 'running'"
-        )
+        scene.queue_again()
     if step == "refresh":
         # Their candidates were reserved for other values.
         scene.execute(f"UPDATE {JOBS} SET secret_fingerprint = repeat('f', 64) WHERE run_state = 'queued'")

@@ -14,8 +14,8 @@ import psycopg
 from kfs_credentials.crypto import Scope
 from tests.crashes.database import ALIAS
 from tests.crashes.scene import CLEAN, LOOK, NOT_FINISHED, Scene
-from tests.crashes.stores import BEFORE_PUT
-from tests.invariants import check_invariants
+from tests.crashes.stores import AFTER_PUT, BEFORE_PUT
+from tests.invariants import check_invariants, objects_in_use
 
 ACTS = 600
 """What the old application does, one thing after the other."""
@@ -87,6 +87,34 @@ def test_a_lease_that_is_renewed_is_not_taken_over(scene: Scene) -> None:
     assert scene.attempts() == 0
 
 
+def test_what_is_changed_during_the_put_is_not_overwritten(scene: Scene) -> None:
+    """Another key keeps the user's value; other credentials are moved instead of those that were put."""
+    scene.leave_only(3)
+    with scene.gate(AFTER_PUT) as gate:
+        worker = scene.start()
+        gate.wait()
+        title, credentials, removed = [source for (source,) in scene.rows("SELECT id FROM sources ORDER BY id")]
+        change = "UPDATE sources SET metadata = {} WHERE id = %s"
+        scene.execute(change.format("""jsonb_set(metadata, '{title}', '"changed"')"""), [title])
+        scene.execute(change.format("""jsonb_set(metadata, '{credentials}', '{"token": "changed"}')"""), [credentials])
+        scene.execute(change.format("metadata - 'credentials'"), [removed])
+    assert worker.wait() == CLEAN, worker.printed
+    found = {
+        source: (ref, Scope(tenant, space, source), other)
+        for source, ref, tenant, space, other in scene.rows(
+            "SELECT src.id, credential_ref, tenant_id, knowledge_space_id, metadata ->> 'title' FROM sources src "
+            "JOIN knowledge_spaces space ON space.id = knowledge_space_id WHERE NOT metadata ? 'credentials'"
+        )
+    }
+    assert found[title][2] == "changed"
+    ref, scope, _ = found[credentials]
+    assert scene.store.get(scope, ref) == {"token": "changed"}
+    assert found[removed][0] is None
+    scene.check_always()
+    # What was put for nothing is known, and will be erased.
+    assert objects_in_use(ALIAS, scene.store) == {"active": 2, "retired": 2}
+
+
 class OldApplication:
     """Writes whole rows as it has read them, some of them a while ago, and knows no refs. All is chosen at random."""
 
@@ -153,6 +181,9 @@ class OldApplication:
         self._forget(source)
 
     def delete_space(self) -> None:
+        ((spaces,),) = self.session.execute("SELECT count(*) FROM knowledge_spaces")
+        if spaces == 1:
+            return  # there would be none to add sources to
         ((space,),) = self.session.execute("SELECT knowledge_space_id FROM sources WHERE id = %s", [self._any()])
         for (source,) in self.session.execute(
             "SELECT id FROM sources WHERE knowledge_space_id = %s", [space]

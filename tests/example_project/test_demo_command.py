@@ -19,10 +19,12 @@ from example_project import environment as demo_environment
 from example_project import postgres
 from example_project.demo_data import expected, foreign_sources
 from example_project.read_back import read_back
+from kfs_credentials.crypto import Scope
 from kfs_credentials.models import Source
+from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.factories import SourceFactory
 from tests.management.commands import MANAGE, PATIENCE, ROOT, Outcome, Run, database_url, environment, runner
-from tests.management.rows import directory_contents, table_contents
+from tests.management.rows import directory_contents, give_ref, table_contents
 from tests.migrations.hosts import Host, throw_away
 
 NUMBER = 250
@@ -137,6 +139,38 @@ def test_a_changed_source_is_found(demo: Callable[..., Outcome], old: str, new: 
         f"CommandError: 1 source not as expected: {found[0]}. Somebody has changed the data since the demo made it, or "
         "this is a fault: please report it.\n"
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "SET metadata = jsonb_set(metadata, '{credentials}', '1') WHERE metadata -> 'credentials' = 'true'",
+        """SET metadata = metadata || '{"credentials": {}}' WHERE id = (SELECT source_id FROM moved)""",
+        "SET credential_ref = NULL WHERE id = (SELECT source_id FROM moved)",
+    ],
+    ids=["1 for true", "credentials that are back", "a ref that is gone"],
+)
+def test_a_source_that_only_looks_right_is_found(demo: Callable[..., Outcome], change: str) -> None:
+    assert demo().code == 0
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "WITH moved AS (SELECT source_id FROM source_credential_backfills WHERE run_state = 'succeeded' LIMIT 1) "
+            f"UPDATE sources {change}"
+        )
+        assert cursor.rowcount == 1
+    outcome = demo()
+    assert outcome.code == 1
+    assert outcome.err.startswith("CommandError: 1 source not as expected: ")
+
+
+def test_a_secret_that_lost_a_digit_is_found(demo: Callable[..., Outcome], store: EncryptedStore) -> None:
+    assert demo().code == 0
+    source = Source.objects.select_related("knowledge_space").get(name="9007199254740993, which is beyond 2^53")
+    scope = Scope(source.knowledge_space.tenant_id, source.knowledge_space_id, source.pk)
+    rounded = {name: number - 1 for name, number in store.get(scope, str(source.credential_ref)).items()}
+    ref = give_ref(source)
+    store.put(scope, ref, rounded)
+    assert read_back("default", NUMBER, 2026)[2:] == (1, [source.pk])
 
 
 def test_a_lost_secret_is_found(demo: Callable[..., Outcome], secrets_directory: Path) -> None:

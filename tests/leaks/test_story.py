@@ -62,7 +62,7 @@ def check_that_everything_happened(story: Story) -> None:
         b"UPDATE sources src SET",
         b"DETAIL:  Failing row contains",
         b"violates check constraint",
-        b"DETAIL:  parameters: $1 = ",
+        b"arameters: $1 = ",  # "Parameters" since PostgreSQL 16
         b":stmt_len",  # debug_print_plan
         b"duration: ",
         b"LOCATION: ",

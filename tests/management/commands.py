@@ -77,7 +77,7 @@ def database_url(alias: str = "default") -> str:
 
 def environment(**variables: str) -> dict[str, str]:
     """Return the environment of a process of the example project: these variables, and nothing else of ours."""
-    ours = ("KFS_", "KNOWLEDGE_", "DJANGO_", "DATABASE_URL", "PYTEST_", "COV_")
+    ours = ("KFS_", "KNOWLEDGE_", "DJANGO_", "DATABASE_URL", "PYTEST_", "PYTHON")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {**kept, **variables}
 

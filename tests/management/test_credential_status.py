@@ -195,3 +195,13 @@ def test_a_store_that_is_not_there(run: Run, secrets_directory: Path) -> None:
     assert "kfs_credentials.E004" in outcome.err
     # The counts need no store.
     assert run("credential_status", "--check", "--skip-checks").code == 0
+
+
+def test_an_interruption(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kfs_credentials.management.commands.credential_status.read_status", interrupt)
+    outcome = run("credential_status")
+    assert (outcome.code, outcome.out) == (4, "")
+    assert outcome.err == "CommandError: Interrupted. It is safe to run this again.\n"

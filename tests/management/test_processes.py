@@ -90,17 +90,6 @@ def test_it_watches_and_moves_what_comes_later(start: Start, wait_for_moves: Cal
     assert err == ""
 
 
-def test_a_watch_may_begin_before_its_tenant_does(start: Start, wait_for_moves: Callable[[int], None]) -> None:
-    worker = start("run_credential_backfill", "--watch", "--tenant", "tenant-new")
-    SourceFactory.create()
-    SourceFactory.create(knowledge_space__tenant_id="tenant-new")
-    wait_for_moves(1)
-    worker.send_signal(signal.SIGINT)
-    worker.communicate(timeout=PATIENCE)
-    assert worker.returncode == 4
-    assert Source.objects.legacy().count() == 1
-
-
 def on_a_terminal(start: Start, term: str) -> tuple[subprocess.Popen[str], str, str]:
     """Run a backfill whose standard error is a terminal; return it, its standard output, and what was shown."""
     terminal, standard_error = pty.openpty()

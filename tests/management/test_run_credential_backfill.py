@@ -136,6 +136,26 @@ def test_json_has_result_and_status_and_the_last_line_is_on_standard_error(run: 
     assert re.fullmatch(r"1 moved, 1 failed in [0-9.]+ s\. Nothing more can be moved; .*\n", outcome.err)
 
 
+def test_a_watch_may_begin_before_its_tenant_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(BackfillWorker):
+        def run(self) -> Summary:
+            return self.summary
+
+    monkeypatch.setattr(f"{COMMAND}.BackfillWorker", Ended)
+    assert run("run_credential_backfill", "--tenant", "tenant-new").code == 1
+    assert run("run_credential_backfill", "--tenant", "tenant-new", "--watch").code == 0
+
+
+def test_plain_lines_of_progress_and_none_where_they_are_not_wanted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kfs_credentials.management.progress.LINE_EVERY", 0.0)
+    SourceFactory.create_batch(2)
+    loud = run("run_credential_backfill", "--limit", 1)
+    assert re.fullmatch(r"1 of 2 \([0-9,]+ a second, about .* left\): 1 moved\n", loud.err)
+    quiet = run("run_credential_backfill", "-v", 0)
+    assert (quiet.code, quiet.err) == (0, "")
+    assert quiet.last_line.startswith("1 moved in ")
+
+
 # Dry run.
 
 
@@ -309,8 +329,8 @@ def test_the_store_stays_out_of_reach(run: Run, fail: Callable[..., None], kfs_s
     outcome = run("run_credential_backfill", "--batch-size", 1, "--lease", 0.2)
     assert outcome.code == 5
     assert re.fullmatch(
-        r"1 moved, \d+ released in T s\. Ended early: the secret store is out of reach: it does not answer\. 1 left, "
-        rf"nothing lost; {AGAIN} goes on\.",
+        r"\d moved, .* in T s\. Ended early: the secret store is out of reach: it does not answer\. \d left, nothing "
+        rf"lost; {AGAIN} goes on\.",
         last_line(outcome),
     )
 

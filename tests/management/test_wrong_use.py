@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 from django.db.migrations.recorder import MigrationRecorder
+from pytest_django import DjangoDbBlocker
 
 from kfs_credentials.management.options import EXIT_CODES, printable
 from tests.factories import SourceFactory, SpaceFactory
@@ -172,11 +173,14 @@ def test_a_database_out_of_reach(
     assert outcome.out == ""
 
 
-def test_a_database_that_is_not_postgresql(run: Run, secrets_directory: Path) -> None:
-    default = connections.databases["default"]
-    connections.databases["lite"] = {**default, "ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+def test_a_database_that_is_not_postgresql(
+    run: Run, secrets_directory: Path, tmp_path: Path, django_db_blocker: DjangoDbBlocker
+) -> None:
+    lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "lite")}
+    connections.databases["lite"] = {**connections.databases["default"], **lite}
     try:
-        outcome = run("credential_status", "--database", "lite")
+        with django_db_blocker.unblock():
+            outcome = run("credential_status", "--database", "lite")
     finally:
         del connections["lite"], connections.databases["lite"]
     assert outcome.code == 1

@@ -12,7 +12,7 @@ WITH page AS MATERIALIZED (
   JOIN knowledge_spaces space ON space.id = src.knowledge_space_id
   WHERE src.credential_ref IS NULL
     AND jsonb_typeof(src.metadata -> 'credentials') = 'object'
-    AND src.id > %(after)s
+    AND (%(after)s::uuid IS NULL OR src.id > %(after)s)
     AND src.status <> 'deleting'
     AND src.id <> ALL (%(leaving)s::uuid[]) AND src.knowledge_space_id <> ALL (%(leaving)s::uuid[])
     AND (%(tenant)s::text IS NULL OR space.tenant_id = %(tenant)s)
