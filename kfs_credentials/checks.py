@@ -10,7 +10,7 @@ from django.core.checks import CheckMessage, Error, Tags
 from django.db import DatabaseError, InterfaceError, connections, router
 
 from kfs_credentials.conf import NAME, key_ring, settings
-from kfs_credentials.errors import InvalidKey, InvalidSetting, SecretStoreError, StoreMisconfigured
+from kfs_credentials.errors import InvalidKey, InvalidSetting, SecretStoreError, StoreMisconfigured, StoreUnavailable
 from kfs_credentials.models import Source
 from kfs_credentials.stores import secret_stores
 
@@ -42,7 +42,7 @@ def check_keys(**_: Any) -> list[CheckMessage]:
 
 @checks.register(TAG, Tags.security)
 def check_stores(**_: Any) -> list[CheckMessage]:
-    """E003: a secret store cannot be made from its settings. E004: it cannot be used."""
+    """E003: a secret store cannot be made from its settings. E004: it cannot be used. W010: it does not answer."""
     try:
         aliases = settings.STORES
     except InvalidSetting:
@@ -58,6 +58,9 @@ def check_stores(**_: Any) -> list[CheckMessage]:
             store.check()
         except (InvalidKey, InvalidSetting):
             pass  # E001 and E002 say so
+        except StoreUnavailable as error:
+            # It may be back any moment, and much does not need it: no reason to keep a process from starting.
+            found.append(checks.Warning(f"{NAME}['STORES']['{alias}']: {error}", id="kfs_credentials.W010"))
         except SecretStoreError as error:
             found.append(Error(f"{NAME}['STORES']['{alias}']: {error}", id="kfs_credentials.E004"))
     return found

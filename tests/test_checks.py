@@ -18,6 +18,8 @@ from django.test import override_settings
 
 from kfs_credentials import sql
 from kfs_credentials.checks import check_database, invalid_indexes
+from kfs_credentials.errors import StoreUnavailable
+from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.factories import SourceFactory
 
 PROJECT = Path(__file__).parents[1]
@@ -191,6 +193,18 @@ def test_stores_that_cannot_be_used(kfs_settings: Callable[..., None], secrets_d
         ),
         ("E004", f"KFS_CREDENTIALS['STORES']['other']: the place for secrets is not a directory: {file}."),
     ]
+
+
+def test_a_store_that_does_not_answer_keeps_nobody_from_starting(
+    secrets_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: Any) -> None:
+        raise StoreUnavailable("down for a moment")
+
+    monkeypatch.setattr(EncryptedStore, "_check", down)
+    (message,) = found()
+    assert said([message]) == [("W010", f"{WHERE}: down for a moment")]
+    assert not message.is_serious()
 
 
 def test_a_directory_that_is_missing_and_a_key_that_is_wrong_are_both_said(
