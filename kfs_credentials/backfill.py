@@ -278,10 +278,13 @@ class Backfill:
 
     def _release_adrift(self) -> int:
         released = 0
-        while self._adrift:
+        for lease in list(self._adrift):
             with short_transaction(self.using):
-                released += self._jobs().fenced(self._adrift[-1]).free().release()
-            self._adrift.pop()
+                released += self._jobs().fenced(lease).free().release()
+                held = self._jobs().fenced(lease).exists()
+            # Rows that somebody has locked now are given back later; until then their lease says whose they are.
+            if not held:
+                self._adrift.remove(lease)
         return released
 
     def moved(self, batch: Batch) -> int:

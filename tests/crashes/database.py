@@ -21,15 +21,39 @@ ALIAS = "scene"
 NUMBER = 240
 """How many sources the demo has here; 75 of them are the awkward ones."""
 
-# A trigger that waits for as long as the test holds the lock. As a deferred one it waits within COMMIT.
+# A trigger that waits for as long as the test holds the lock.
 HOLD_UP = """
-CREATE OR REPLACE FUNCTION kfs_tests_hold_up() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION kfs_tests_hold_up() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM pg_advisory_xact_lock_shared(20261130);
   RETURN NULL;
 END $$;
-CREATE CONSTRAINT TRIGGER kfs_tests_hold_up AFTER {event} ON {table} {when} FOR EACH ROW
-  {condition} EXECUTE FUNCTION kfs_tests_hold_up()
+CREATE TRIGGER kfs_tests_hold_up AFTER {event} ON {table} FOR EACH ROW {condition} EXECUTE FUNCTION kfs_tests_hold_up()
+"""
+# One that waits within COMMIT: deferred, and once more when the worker has what is deferred done before.
+HOLD_UP_COMMIT = """
+CREATE TABLE kfs_tests_commits (id INT);
+CREATE FUNCTION kfs_tests_hold_up() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock_shared(20261130);
+  RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER kfs_tests_at_commit AFTER INSERT ON kfs_tests_commits DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW EXECUTE FUNCTION kfs_tests_hold_up();
+CREATE FUNCTION kfs_tests_defer() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  SET CONSTRAINTS kfs_tests_at_commit DEFERRED;
+  INSERT INTO kfs_tests_commits DEFAULT VALUES;
+  RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER kfs_tests_hold_up AFTER {event} ON {table} DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW {condition} EXECUTE FUNCTION kfs_tests_defer()
+"""
+HOLD_UP_NO_MORE = """
+DROP TRIGGER kfs_tests_hold_up ON {table};
+DROP TABLE IF EXISTS kfs_tests_commits;
+DROP FUNCTION IF EXISTS kfs_tests_defer;
+DROP FUNCTION kfs_tests_hold_up
 """
 HELD_UP = """
 SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
@@ -157,6 +181,10 @@ class Database:
         """Wait until a worker has looked for work, and waits: its last transaction is over."""
         self.wait_for(worker, "is idle", "state = 'idle' AND query = 'COMMIT'")
 
+    def wait_until_it_counts(self, worker: Worker) -> None:
+        """Wait until a worker has found nothing to take, and has counted what is left."""
+        self.wait_for(worker, "counts what is left", "state = 'idle' AND strpos(query, 'COUNT(') > 0")
+
     def wait_for_lock(self, worker: Worker) -> int:
         """Wait until a worker waits for a lock; return the process id of its backend."""
         waits = "EXISTS (SELECT FROM pg_locks lock WHERE lock.pid = activity.pid AND NOT granted)"
@@ -179,13 +207,13 @@ class Database:
 
         `event` and `condition`: those of a trigger, such as INSERT and "NEW.state = 'active'".
         """
-        when = "DEFERRABLE INITIALLY DEFERRED" if commit else ""
         condition = f"WHEN ({condition})" if condition else ""
-        self.execute(HOLD_UP.format(event=event, table=table, when=when, condition=condition))
+        hold_up = HOLD_UP_COMMIT if commit else HOLD_UP
+        self.execute(hold_up.format(event=event, table=table, condition=condition))
         with self.session() as session:
             session.execute("SELECT pg_advisory_xact_lock(20261130)")
             yield HoldUp(self, session)
-        self.execute(f"DROP TRIGGER kfs_tests_hold_up ON {table}")
+        self.execute(HOLD_UP_NO_MORE.format(table=table))
 
     def terminate(self, backend: int) -> None:
         """End a connection on the server's side."""

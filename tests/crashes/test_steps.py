@@ -125,14 +125,13 @@ def test_no_transaction_is_open_during_a_put(scene: Scene) -> None:
     assert left == [("candidate", False)]
 
 
-@pytest.mark.parametrize("table", [LEDGER, JOBS])
-def test_killed_while_it_waits_for_a_row(scene: Scene, table: str) -> None:
+def test_killed_while_it_waits_for_a_row(scene: Scene) -> None:
     with ExitStack() as stack:
         gate = stack.enter_context(scene.gate(AFTER_PUT))
         worker = scene.start()
         gate.wait()
         session = stack.enter_context(scene.session())
-        session.execute(f"SELECT FROM {table} FOR UPDATE")
+        session.execute(f"SELECT FROM {LEDGER} FOR UPDATE")
         gate.open()
         backend = scene.wait_for_lock(worker)
         worker.kill()

@@ -87,6 +87,19 @@ def test_a_lease_that_is_renewed_is_not_taken_over(scene: Scene) -> None:
     assert scene.attempts() == 0
 
 
+def test_a_job_that_somebody_holds_does_not_look_like_a_crash(scene: Scene) -> None:
+    """It is passed over, and given back as soon as it is free: long before its lease runs out."""
+    scene.leave_only(1)
+    with scene.gate(AFTER_PUT) as gate, scene.session() as session:
+        worker = scene.start(LEASE=600)
+        gate.wait()
+        session.execute(f"SELECT FROM {JOBS} FOR UPDATE")
+        gate.open()
+        scene.wait_until_it_counts(worker)
+    assert worker.wait() == CLEAN, worker.printed
+    assert scene.attempts() == 0
+
+
 def test_what_is_changed_during_the_put_is_not_overwritten(scene: Scene) -> None:
     """Another key keeps the user's value; other credentials are moved instead of those that were put."""
     scene.leave_only(3)

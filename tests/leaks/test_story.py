@@ -51,7 +51,7 @@ def check_that_everything_happened(story: Story) -> None:
         b"the store does not know this key",
         b"1 refreshed",
         b"1 that the database rejects",
-        b"the database refused a statement of this worker (RaiseException, SQLSTATE P0001)",
+        b"the database refused to change a row (RaiseException, SQLSTATE P0001)",
         b"Traceback (most recent call last):",
         b"SOURCE_ROW_REJECTED",
         b"UPDATE sources src SET",  # django.db.backends
