@@ -50,6 +50,7 @@ class Scene(Database):
         stored: Any = django_settings.KFS_CREDENTIALS
         self._keys = [key.hex() for key in stored["KEYS"]]
         self._storage = stored["STORES"]["default"]["OPTIONS"]["storage"]
+        self.secrets = Path(self._storage["OPTIONS"]["location"])
 
     def start(self, *arguments: str, poison: str | None = None, **settings: Any) -> Worker:
         """Start a worker: `run_credential_backfill` with these arguments, and with these settings on top of ours."""
@@ -72,7 +73,7 @@ class Scene(Database):
         environment = {
             "DATABASE_URL": database_url(self.database),
             "PGAPPNAME": name,
-            "KFS_SECRETS_DIR": self._storage["OPTIONS"]["location"],
+            "KFS_SECRETS_DIR": str(self.secrets),
             "KFS_CREDENTIALS_KEYS": ",".join(self._keys),
             **{f"KFS_CREDENTIALS_{setting}": str(value) for setting, value in self.settings.items()},
         }
@@ -127,7 +128,7 @@ class Scene(Database):
     def everything(self) -> tuple[object, ...]:
         """Return the place, transaction and content of every row, and every file: the same as long as nobody writes."""
         rows = [self.rows(f"SELECT ctid::text, xmin::text, t::text FROM {table} t ORDER BY ctid") for table in TABLES]
-        files = sorted(Path(self._storage["OPTIONS"]["location"]).rglob("*"))
+        files = sorted(self.secrets.rglob("*"))
         return *rows, [(file, file.stat().st_ino, file.stat().st_mtime_ns) for file in files]
 
 
