@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -249,7 +249,7 @@ class Backfill:
             ledger = lock_ledger(self.using, batch.items)
             mine = self._lock_jobs(batch)
             sources = lock_sources(self.using, mine)
-            elsewhere = self._existing([item.source_id for item in mine if item.source_id not in sources])
+            elsewhere = locked_elsewhere(self.using, mine, sources)
             for item in mine:
                 source = sources.get(item.source_id)
                 move, error = decide(item, ledger.get(item.ref), source, locked_elsewhere=item.source_id in elsewhere)
@@ -301,11 +301,6 @@ class Backfill:
         held = dict(locked.values_list("id", "candidate_credential_ref"))
         return [item for item in batch.items if held.get(item.job_id) == item.ref]
 
-    def _existing(self, ids: Sequence[uuid.UUID]) -> set[uuid.UUID]:
-        if not ids:
-            return set()
-        return set(Source.objects.using(self.using).filter(pk__in=ids).values_list("pk", flat=True))
-
     def _activate(self, items: list[Item], lease: Lease) -> list[Item]:
         def update(part: list[Item]) -> None:
             receipts = [item.receipt for item in part if item.receipt is not None]
@@ -354,6 +349,12 @@ def lock_sources(using: str, items: Sequence[Item]) -> dict[uuid.UUID, SourceNow
     """Lock the sources, SKIP LOCKED, in id order; return what they are now, by id."""
     lock = partial(sql.query, using, "backfill/lock_sources", bytes=settings.BATCH_BYTES)
     return dict(made(SourceNow.by_id, lock(**columns(items, sources="source_id"))))
+
+
+def locked_elsewhere(using: str, items: Sequence[Item], locked: Container[uuid.UUID]) -> set[uuid.UUID]:
+    """Return the ids of the sources that are there, but could not be locked. `locked`: those that could."""
+    ids = [item.source_id for item in items if item.source_id not in locked]
+    return set(Source.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)) if ids else set()
 
 
 def finish(using: str, items: Sequence[Item], run_state: RunState, ref_state: RefState) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -10,7 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models.functions import Now
 
-from kfs_credentials.backfill import finish, lock_ledger, lock_sources, requeue_with_fresh_candidates
+from kfs_credentials.backfill import (
+    finish,
+    lock_ledger,
+    lock_sources,
+    locked_elsewhere,
+    requeue_with_fresh_candidates,
+)
 from kfs_credentials.batch import Item
 from kfs_credentials.conf import settings
 from kfs_credentials.models import (
@@ -18,20 +23,16 @@ from kfs_credentials.models import (
     Acknowledgement,
     RefState,
     RunState,
-    Source,
     SourceCredentialBackfill,
 )
 from kfs_credentials.selection import Selection, is_acknowledged
-from kfs_credentials.transactions import Fault, fault, short_transaction
+from kfs_credentials.transactions import TRIES, Fault, fault, pause_before_try, short_transaction
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Collection, Iterator, Sequence
 
 T = TypeVar("T")
-
-TRIES = 6
-"""How often a transaction is tried, where the database may have been busy."""
 
 
 @dataclass
@@ -87,8 +88,7 @@ def _retry(using: str, versions: dict[uuid.UUID, int | None], store: str, result
             and versions[item.job_id] in (None, now[item.job_id][0])
         ]
         sources = lock_sources(using, ours)
-        unlocked = [item.source_id for item in ours if item.source_id not in sources]
-        elsewhere = set(Source.objects.using(using).filter(pk__in=unlocked).values_list("pk", flat=True))
+        elsewhere = locked_elsewhere(using, ours, sources)
         again, over = [], []
         for item in ours:
             source = sources.get(item.source_id)
@@ -183,4 +183,4 @@ def _in_batches(using: str, rows: Sequence[T], work: Callable[[Sequence[T]], Non
         connections[using].close_if_unusable_or_obsolete()
         if meaning is Fault.TOO_MUCH:
             size = max(1, size // 2)
-        time.sleep(min(0.05 * 2**failures, 1.0) * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        time.sleep(pause_before_try(failures))

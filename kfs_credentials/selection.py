@@ -82,7 +82,9 @@ class Selection:
 
     def sources(self) -> SourceQuerySet:
         """Return all sources."""
-        sources = Source.objects.using(self.using).of(space=self.space)
+        sources = Source.objects.using(self.using).all()
+        if self.space is not None:
+            sources = sources.filter(knowledge_space_id=self.space)
         return sources if self.tenant is None else sources.filter(knowledge_space_id__in=self.tenants_spaces)
 
     def jobs(self) -> BackfillQuerySet:

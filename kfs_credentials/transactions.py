@@ -7,6 +7,7 @@ the old snapshot otherwise), waits for locks only so long, and is ended by the s
 from __future__ import annotations
 
 import enum
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -85,6 +86,20 @@ def fault(error: DatabaseError | InterfaceError) -> Fault:
     if state.startswith(PASSING):
         return Fault.PASSING
     return Fault.REFUSED
+
+
+TRIES = 6
+"""How often a transaction is tried at once, where the database may have been busy."""
+
+
+def pause_before_try(failures: int) -> float:
+    """Return the seconds to wait before a transaction is tried again, after so many failures."""
+    return jittered(min(0.05 * 2**failures, 1.0))
+
+
+def jittered(seconds: float) -> float:
+    """Return a delay that is cut short at random, so that those who failed together do not return together."""
+    return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
 def describe(error: DatabaseError | InterfaceError) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import random
 import signal
 import threading
 import time
@@ -31,7 +30,7 @@ from kfs_credentials.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from kfs_credentials.transactions import Fault, describe, fault
+from kfs_credentials.transactions import TRIES, Fault, describe, fault, jittered, pause_before_try
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +44,6 @@ LOOK_UP_EVERY = 0.25
 """Seconds after which a worker that waits looks at its leases and at whether it should stop."""
 NAMED = 20
 """How many rejected sources the log names."""
-TRIES = 6
-"""How often a transaction is tried again at once, before the worker backs off."""
 MOVED = (Move.ACTIVATE, Move.ADOPT, Move.REFRESH, Move.ABANDON, Move.FAIL)
 """The moves that bring a drain nearer to its end."""
 
@@ -137,16 +134,12 @@ class Backoff:
         """Return the seconds to wait now; never less than `at_least`, which the store asked for."""
         self.failures = min(self.failures + 1, 30)
         longest = min(2.0 ** (self.failures - 1), settings.RETRY_MAX)
-        return max(_jittered(longest), at_least or 0.0)
+        return max(jittered(longest), at_least or 0.0)
 
 
 def hurried() -> AbstractContextManager[None]:
     """Let transactions that begin in this block wait for locks for a moment only."""
     return settings.overridden({"LOCK_TIMEOUT": min(settings.LOCK_TIMEOUT, HURRIED_LOCK_TIMEOUT)})
-
-
-def _jittered(seconds: float) -> float:
-    return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
 class Pace:
@@ -444,7 +437,7 @@ class BackfillWorker:
             logger.info("the database could not answer (%s), try %d of %d", what, attempt, TRIES)
             if self.stop:
                 return None
-            self.stop.wait(_jittered(min(0.05 * 2**attempt, 1.0)))
+            self.stop.wait(pause_before_try(attempt))
         logger.warning("the database could not answer %d times, going on later", TRIES)
         # With a new connection: after a fail-over this one may be to a server that is read-only now.
         connections[self.steps.using].close()

@@ -25,6 +25,7 @@ from kfs_credentials.models import (
 )
 from kfs_credentials.operations import RetryResult, Unsettled, acknowledge, retry_failed_jobs, settled, unsettled
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.transactions import TRIES
 from tests.factories import SourceFactory
 from tests.invariants import check_invariants
 from tests.management.commands import Admin, dsn
@@ -183,7 +184,7 @@ def test_the_ledger_is_locked_and_the_database_busy(
         admin.execute("SELECT FROM source_secret_lifecycle_refs FOR UPDATE")
         with pytest.raises(OperationalError, match="lock timeout"):
             retry(job)
-    assert len(no_waiting) == operations.TRIES - 1
+    assert len(no_waiting) == TRIES - 1
     assert all(earlier < later for earlier, later in zip(no_waiting, no_waiting[2:], strict=False))
     assert retry(job) == RetryResult(queued=1)
 

@@ -56,24 +56,11 @@ class SourceQuerySet(models.QuerySet["Source"]):
 
     def unsupported(self) -> SourceQuerySet:
         """Return the sources whose credentials are neither an object nor absent nor JSON null."""
-        return self.with_shape().filter(shape__in=UNSUPPORTED)  # type: ignore[misc] # annotated by with_shape
+        return self.annotate(shape=CredentialsShape("metadata")).filter(shape__in=UNSUPPORTED)
 
     def referenced(self) -> SourceQuerySet:
         """Return the sources that have a ref."""
         return self.filter(credential_ref__isnull=False)
-
-    def of(self, tenant: str | None = None, space: uuid.UUID | None = None) -> SourceQuerySet:
-        """Narrow down to one tenant and one space, where given."""
-        sources = self
-        if tenant is not None:
-            sources = sources.filter(knowledge_space__tenant_id=tenant)
-        if space is not None:
-            sources = sources.filter(knowledge_space_id=space)
-        return sources
-
-    def with_shape(self) -> SourceQuerySet:
-        """Annotate `shape`: one of `Shape`, or None where there is no such key."""
-        return self.annotate(shape=CredentialsShape("metadata"))
 
     def update(self, **kwargs: Any) -> int:
         """Update as Django does; raises `ValueError` if `credential_ref` is among the columns."""
