@@ -11,7 +11,6 @@ A batch goes through three short pieces of work, and no transaction is open betw
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -26,12 +25,12 @@ from kfs_credentials import sql
 from kfs_credentials.batch import Batch, Item, Move, Put, SourceNow, decide, made
 from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import KeyRing, new_ref
-from kfs_credentials.leases import Lease
+from kfs_credentials.leases import Lease, Leases
 from kfs_credentials.models import JobError, RefState, RunState, Source, SourceCredentialBackfill
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.models.backfill import BackfillQuerySet
 from kfs_credentials.models.knowledge_space import being_deleted
-from kfs_credentials.stores import Entry, SecretStore
+from kfs_credentials.stores import Address, Entry, SecretStore
 from kfs_credentials.transactions import Fault, fault, short_transaction
 
 
@@ -53,14 +52,11 @@ class Backfill:
     ) -> None:
         self.using = using
         self.store = store
-        self.worker = worker
-        self.lease_seconds = lease
         self.tenant = tenant
         self.space = space
         self.after: uuid.UUID | None = None
         self.rejected: set[uuid.UUID] = set()
-        self._leasing: Lease | None = None
-        self._adrift: list[Lease] = []
+        self.leases = Leases(using, self._jobs, worker=worker, seconds=lease)
 
     # 1. Lease rows to this worker.
 
@@ -73,7 +69,7 @@ class Backfill:
 
         Locks the jobs, SKIP LOCKED, for one short transaction. Reads values, writes none.
         """
-        lease = self._new_lease()
+        lease = self.leases.new()
         leaving = being_deleted(self.using)
         with short_transaction(self.using):
             jobs = self._jobs().of_open_sources(leaving)
@@ -94,11 +90,11 @@ class Backfill:
                 ids = list(jobs.due().lock_for_claim(limit).values_list("id", flat=True))
             items = self._read(ids)
             if not items:
-                self._leasing = None
+                self.leases.taken()
                 return None
             lease.size = max(len(items), 1 + beside)
             self._jobs().filter(pk__in=[item.job_id for item in items]).claim(lease, crashed_alone=alone)
-        self._leasing = None
+        self.leases.taken()
         if alone:
             for item in items:
                 item.retry_count += 1
@@ -119,7 +115,7 @@ class Backfill:
         Goes through the sources in id order and starts anew at the end. Locks sources and spaces, SKIP LOCKED, for
         one short transaction, in which job and candidate of each are inserted together. `beside`: as for `claim`.
         """
-        lease = self._new_lease()
+        lease = self.leases.new()
         ring = key_ring()
         leaving = being_deleted(self.using)
         with short_transaction(self.using):
@@ -127,25 +123,17 @@ class Backfill:
                 self.rejected.clear()
             items = self._discovered(limit, leaving)
             if not items:
-                self.after, self._leasing = None, None
+                self.after = None
+                self.leases.taken()
                 return None
             for item in items:
                 item.prepare()
                 item.fingerprint = item.fingerprint_now(ring)
             lease.size = max(len(items), 1 + beside)
             reserved = self._reserve(items, lease, ring)
-        self.after, self._leasing = items[-1].source_id, None
+        self.leases.taken()
+        self.after = items[-1].source_id
         return Batch(lease, reserved)
-
-    def _new_lease(self) -> Lease:
-        if self._leasing is not None:
-            # The commit of the last one was not answered. If it took place, its rows are this worker's: give them back
-            # now, rather than let them look like a crash.
-            self._adrift.append(self._leasing)
-            self._leasing = None
-        self._release_adrift()
-        self._leasing = Lease(self.worker, self.lease_seconds)
-        return self._leasing
 
     def _jobs(self) -> BackfillQuerySet:
         jobs: BackfillQuerySet = SourceCredentialBackfill.objects.using(self.using)
@@ -207,7 +195,7 @@ class Backfill:
 
     def start_put(self, batch: Batch) -> None:
         """Start the store on what is to be put. Nothing becomes visible late, or once the lease is lost."""
-        batch.putting = [item for item in batch.items if item.put is Put.NOTHING and item.plaintext is not None]
+        batch.putting = [item for item in batch.items if item.to_put]
         entries = [Entry(item.scope, item.ref, item.plaintext) for item in batch.putting if item.plaintext is not None]
         if entries:
             batch.call = self.store.start_put_many(entries, guard=batch.lease.check)
@@ -218,21 +206,19 @@ class Backfill:
         Raises what concerns the store as a whole (`StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`) or the
         lease (`LeaseLost`): then the items count as not put, and `settle` gives their jobs back.
         """
-        if batch.call is None:
-            return
-        call, batch.call = batch.call, None
-        for item, outcome in zip(batch.putting, call.result(), strict=True):
-            item.put_outcome(outcome)
+        if batch.call is not None:
+            call, batch.call = batch.call, None
+            for item, outcome in zip(batch.putting, call.result(), strict=True):
+                item.put_outcome(outcome)
+        # Rare: somebody else has activated the candidate. What nobody can read is not taken for done.
+        if reading := [item for item in batch.items if item.to_read]:
+            found = self.store.get_many([Address(item.scope, item.ref) for item in reading])
+            for item, secret in zip(reading, found, strict=True):
+                item.read_outcome(secret)
 
     def renew(self, batch: Batch) -> None:
         """Extend the lease of the batch if a third of it is over. Raises `LeaseLost` if nothing of it is left."""
-        if batch.lease.renewal_due:
-            asked_at = time.monotonic()
-            with short_transaction(self.using):
-                renewed = self._jobs().renew(batch.lease)
-            if renewed:
-                batch.lease.confirmed(asked_at)
-            batch.lease.check()
+        self.leases.renew(batch.lease)
 
     # 3. Look again under the locks, decide, write.
 
@@ -250,9 +236,16 @@ class Backfill:
             mine = self._lock_jobs(batch)
             sources = lock_sources(self.using, mine)
             elsewhere = locked_elsewhere(self.using, mine, sources)
+            leaving = set(being_deleted(self.using))
             for item in mine:
                 source = sources.get(item.source_id)
-                move, error = decide(item, ledger.get(item.ref), source, locked_elsewhere=item.source_id in elsewhere)
+                move, error = decide(
+                    item,
+                    ledger.get(item.ref),
+                    source,
+                    locked_elsewhere=item.source_id in elsewhere,
+                    leaving=not leaving.isdisjoint((item.source_id, item.space_id)),
+                )
                 # A copy: this transaction may be rolled back, and is then decided anew.
                 version = item.version if source is None else source.version
                 moves[move].append(replace(item, error=error, version=version))
@@ -263,7 +256,11 @@ class Backfill:
             self._refresh(moves[Move.REFRESH], sources)
             finish(self.using, moves[Move.ADOPT], RunState.SUCCEEDED, RefState.ACTIVE)
             finish(self.using, moves[Move.ABANDON], RunState.SUCCEEDED, RefState.RETIRED)
-            finish(self.using, moves[Move.FAIL], RunState.FAILED, RefState.RETIRED)
+            # A ref that its source names is never retired, whatever is wrong with it.
+            named = [item for item in moves[Move.FAIL] if item.put is Put.MISSING]
+            finish(self.using, named, RunState.FAILED, RefState.ACTIVE)
+            unnamed = [item for item in moves[Move.FAIL] if item.put is not Put.MISSING]
+            finish(self.using, unnamed, RunState.FAILED, RefState.RETIRED)
             self._requeue(moves, batch.lease)
             batch.lease.check()
         return Counter({move: len(items) for move, items in moves.items() if items})
@@ -273,19 +270,7 @@ class Backfill:
 
         If the database does not answer, they are given back before the next batch is leased.
         """
-        self._adrift.append(batch.lease)
-        return self._release_adrift()
-
-    def _release_adrift(self) -> int:
-        released = 0
-        for lease in list(self._adrift):
-            with short_transaction(self.using):
-                released += self._jobs().fenced(lease).free().release()
-                held = self._jobs().fenced(lease).exists()
-            # Rows that somebody has locked now are given back later; until then their lease says whose they are.
-            if not held:
-                self._adrift.remove(lease)
-        return released
+        return self.leases.give_back(batch.lease)
 
     def moved(self, batch: Batch) -> int:
         """Return how many items are moved by now, by what the sources say."""

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from kfs_credentials.conf import settings
-from kfs_credentials.crypto import KeyRing, Plaintext, Scope, fingerprint, fingerprint_matches, new_ref, parse_json
+from kfs_credentials.crypto import (
+    Credentials,
+    KeyRing,
+    Plaintext,
+    Scope,
+    fingerprint,
+    fingerprint_matches,
+    new_ref,
+    parse_json,
+)
 from kfs_credentials.crypto.sensitive import Secret, hide, sensitive
 from kfs_credentials.errors import (
     CredentialsTooLarge,
@@ -69,6 +78,8 @@ class Put(enum.Enum):
     STALE = "stale"  # the candidate was reserved for another value
     RETRY = "retry"  # failed, may succeed later
     FAILED = "failed"  # failed, and would again
+    READ = "read"  # nothing to put: the source names the candidate already, and it can be read
+    MISSING = "missing"  # the source names the candidate already, and it cannot be read
 
 
 @dataclass(slots=True)
@@ -88,6 +99,8 @@ class Item:
     put: Put = Put.NOTHING
     error: JobError | None = None
     receipt: Receipt | None = None
+    usable: bool = True  # by its ledger row, as it was when the job was claimed
+    named: bool = False  # by its source, then
 
     @classmethod
     def discovered(
@@ -109,10 +122,14 @@ class Item:
         retry_count: int,
         is_legacy: bool,  # noqa: FBT001
         credentials: str | None,
+        usable: bool,  # noqa: FBT001
+        named: bool,  # noqa: FBT001
     ) -> Item:
         """Make it of the columns of `read.sql`."""
         legacy = Legacy(credentials) if is_legacy else None
-        return cls(job_id, tenant_id, space_id, source_id, ref, fingerprint, retry_count, legacy=legacy)
+        item = cls(job_id, tenant_id, space_id, source_id, ref, fingerprint, retry_count, legacy=legacy)
+        item.usable, item.named = usable, named
+        return item
 
     @property
     def size(self) -> int | None:
@@ -126,11 +143,10 @@ class Item:
 
     def prepare(self) -> None:
         """Make the plaintext of the legacy credentials, or note why there is none."""
-        if self.legacy is None:
-            return
         try:
             self.scope  # noqa: B018 - reading it is the check
-            self.plaintext = self.legacy.plaintext()
+            if self.legacy is not None:
+                self.plaintext = self.legacy.plaintext()
         except InvalidScope:
             self.failed(JobError.SCOPE_INVALID)
         except CredentialsTooLarge:
@@ -153,6 +169,23 @@ class Item:
     def is_fingerprinted(self, ring: KeyRing) -> bool:
         """Return whether the candidate was reserved for the value that is there now."""
         return self.plaintext is None or fingerprint_matches(ring, self.scope, self.plaintext, self.fingerprint)
+
+    @property
+    def to_put(self) -> bool:
+        """Whether the plaintext is to be put: never under a ref whose ledger row does not allow it."""
+        return self.put is Put.NOTHING and self.plaintext is not None and self.usable
+
+    @property
+    def to_read(self) -> bool:
+        """Whether there is nothing to put, and the candidate is only taken as it is if it can be read."""
+        return self.put is Put.NOTHING and self.plaintext is None and self.usable and self.named
+
+    def read_outcome(self, outcome: Credentials | KfsCredentialsError) -> None:
+        """Note what the store answered when the candidate was read."""
+        if isinstance(outcome, Credentials):
+            self.put = Put.READ
+        else:
+            self.put, self.error = Put.MISSING, JobError.TRANSITION_CONFLICT
 
     def put_outcome(self, outcome: Receipt | KfsCredentialsError) -> None:
         """Note what the store answered for this item."""
@@ -203,6 +236,7 @@ class SourceNow(NamedTuple):
     version: int
     ref: str | None
     legacy: Legacy | None
+    deleting: bool = False
 
     @classmethod
     def by_id(
@@ -212,27 +246,39 @@ class SourceNow(NamedTuple):
         ref: str | None,
         is_legacy: bool,  # noqa: FBT001
         credentials: str | None,
+        deleting: bool,  # noqa: FBT001
     ) -> tuple[uuid.UUID, SourceNow]:
         """Make it of the columns of `lock_sources.sql`; with the id of the source."""
-        return source_id, cls(version, ref, Legacy(credentials) if is_legacy else None)
+        return source_id, cls(version, ref, Legacy(credentials) if is_legacy else None, deleting)
 
 
 Decision = tuple[Move, JobError | None]
 """A move, and the error that a job fails with if it fails."""
 
 
-def decide(item: Item, ledger: str | None, source: SourceNow | None, *, locked_elsewhere: bool) -> Decision:
+def decide(
+    item: Item, ledger: str | None, source: SourceNow | None, *, locked_elsewhere: bool, leaving: bool = False
+) -> Decision:
     """Return what is right for a job.
 
     `ledger`: the state of the candidate's ledger row, None if there is none of this source. `source`: the source under
     its lock, None if it could not be locked; `locked_elsewhere`: because somebody else has it, not because it is gone.
+    `leaving`: the source or its space is being deleted, and gets no new secret.
     """
     if source is None:
         return (Move.RELEASE if locked_elsewhere else Move.ABANDON), None
     if source.ref == item.ref and ledger in (RefState.CANDIDATE, RefState.ACTIVE):
-        return Move.ADOPT, None
+        match item.put:
+            case Put.MISSING:
+                return Move.FAIL, item.error
+            case Put.NOTHING:
+                return Move.RELEASE, None  # not looked at yet: the next claim reads it
+            case _:
+                return Move.ADOPT, None
     if source.ref is not None or source.legacy is None:
         return Move.ABANDON, None
+    if leaving or source.deleting:
+        return Move.RELEASE, None
     if ledger is None:
         return Move.FAIL, JobError.LEDGER_MISSING
     if ledger != RefState.CANDIDATE or item.put is Put.STALE:

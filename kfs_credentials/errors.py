@@ -6,11 +6,20 @@ No message, argument, cause or context of these errors ever holds a credential o
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import ClassVar
+
 from django.core.exceptions import ImproperlyConfigured
 
 
 class KfsCredentialsError(Exception):
-    """The base of all errors of this package."""
+    """The base of all errors of this package.
+
+    `code` is stable and may be shown to a client, whose text an error message is not for. Where knowledge-fs has a
+    code for the same, it is the same.
+    """
+
+    code: ClassVar[str] = "SOURCE_CREDENTIAL_ERROR"
 
 
 # Values that a caller passed in.
@@ -19,9 +28,13 @@ class KfsCredentialsError(Exception):
 class InvalidCredentials(KfsCredentialsError, ValueError):
     """The value cannot be stored as credentials; the message names the path, never the value."""
 
+    code = "SOURCE_CREDENTIALS_INVALID"
+
 
 class CredentialsTooLarge(InvalidCredentials):
     """The canonical bytes exceed the limit (setting MAX_SECRET_BYTES)."""
+
+    code = "SOURCE_SECRET_TOO_LARGE"
 
 
 class InvalidKey(KfsCredentialsError, ValueError):
@@ -30,6 +43,8 @@ class InvalidKey(KfsCredentialsError, ValueError):
 
 class InvalidScope(KfsCredentialsError, ValueError):
     """A tenant, knowledge space or source id is blank or longer than 255 characters."""
+
+    code = "SOURCE_SCOPE_INVALID"
 
 
 class InvalidRef(KfsCredentialsError, ValueError):
@@ -46,9 +61,13 @@ class InvalidSetting(KfsCredentialsError, ImproperlyConfigured):
 class SecretStoreError(KfsCredentialsError):
     """The base of what a secret store raises."""
 
+    code = "SOURCE_SECRET_STORE_FAILED"
+
 
 class SecretNotFound(SecretStoreError):
     """The store holds no object for this ref."""
+
+    code = "SOURCE_CREDENTIAL_UNAVAILABLE"
 
 
 class SecretIntegrityError(SecretStoreError):
@@ -56,6 +75,8 @@ class SecretIntegrityError(SecretStoreError):
 
     `reason` is one of a fixed list and safe to show.
     """
+
+    code = "SOURCE_SECRET_INTEGRITY_FAILED"
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the stored secret cannot be trusted: {reason}")
@@ -68,6 +89,8 @@ class SecretConflict(SecretStoreError):
     `rounding_only`: both contents are the same to a double's precision, and only digits beyond it differ.
     """
 
+    code = "SOURCE_SECRET_REF_CONFLICT"
+
     def __init__(self, *, rounding_only: bool = False) -> None:
         super().__init__("this ref already holds a different secret; the first one stands")
         self.rounding_only = rounding_only
@@ -79,6 +102,8 @@ class StoreUnavailable(SecretStoreError):
     `retry_after`: seconds the store asked to be left alone, or None.
     """
 
+    code = "SOURCE_SECRET_STORE_UNAVAILABLE"
+
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
@@ -87,9 +112,117 @@ class StoreUnavailable(SecretStoreError):
 class StoreDenied(SecretStoreError):
     """The store refuses this process. Trying again changes nothing; a person has to."""
 
+    code = "SOURCE_SECRET_STORE_DENIED"
+
 
 class StoreMisconfigured(SecretStoreError):
     """The store is not where, or not what, the settings say."""
+
+    code = "SOURCE_SECRET_STORE_MISCONFIGURED"
+
+
+class SecretRetained(SecretStoreError):
+    """The store may not erase this object now, or only hides it.
+
+    `until`: an aware datetime from which on it may, None if that is not known.
+    """
+
+    code = "SOURCE_SECRET_RETAINED"
+
+    def __init__(self, until: datetime | None = None) -> None:
+        super().__init__("the secret store may not erase this object yet")
+        self.until = until
+
+
+# What the services answer.
+
+
+class ServiceError(KfsCredentialsError):
+    """The base of what only the services raise."""
+
+    code = "SOURCE_CREDENTIAL_MUTATION_FAILED"
+
+
+class SourceNotFound(ServiceError):
+    """The tenant has no such source. Another tenant's source is not told apart from none."""
+
+    code = "SOURCE_NOT_FOUND"
+
+    def __init__(self) -> None:
+        super().__init__("this tenant has no such source")
+
+
+class SpaceNotFound(ServiceError):
+    """The tenant has no such knowledge space. Another tenant's space is not told apart from none."""
+
+    code = "KNOWLEDGE_SPACE_NOT_FOUND"
+
+    def __init__(self) -> None:
+        super().__init__("this tenant has no such knowledge space")
+
+
+class SourceExists(ServiceError):
+    """There is a source of this id already."""
+
+    code = "SOURCE_EXISTS"
+
+
+class BeingDeleted(ServiceError):
+    """A deletion is at work on the source or its knowledge space: its secrets stay as they are until it is done."""
+
+    code = "SOURCE_BEING_DELETED"
+
+    def __init__(self) -> None:
+        super().__init__("the source or its knowledge space is being deleted")
+
+
+class VersionConflict(ServiceError):
+    """The source has another version than the caller has seen. Read it again, and decide anew."""
+
+    code = "SOURCE_VERSION_CONFLICT"
+
+    def __init__(self, expected: int, found: int) -> None:
+        super().__init__(f"the source has version {found}, not {expected}: somebody else has changed it")
+        self.expected = expected
+        self.found = found
+
+
+class NoCredentials(ServiceError):
+    """The source has no credentials that could be read; the message says why."""
+
+    code = "SOURCE_CREDENTIALS_MISSING"
+
+
+class CredentialsRejected(ServiceError):
+    """The caller's validator refused the new credentials. What it said is left out: it may quote them."""
+
+    code = "SOURCE_CREDENTIAL_TEST_FAILED"
+
+
+class InvalidMetadata(ServiceError, ValueError):
+    """The metadata cannot be stored; the message says why."""
+
+    code = "SOURCE_METADATA_INVALID"
+
+
+class InvalidOperation(ServiceError, ValueError):
+    """The id of an operation cannot be stored; the message says why."""
+
+    code = "SOURCE_OPERATION_INVALID"
+
+
+class OperationOver(ServiceError):
+    """The operation of this id was given up, or is about another source: it cannot be repeated."""
+
+
+class SourceBusy(ServiceError):
+    """Somebody else holds the rows. Trying again is right."""
+
+    code = "SOURCE_BUSY"
+
+
+class MutationFailed(ServiceError):
+    """The database refused the change; the message has the error's class, never its text, which quotes rows."""
 
 
 # Working together.

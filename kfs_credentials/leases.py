@@ -15,6 +15,7 @@ import secrets
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Self
@@ -26,6 +27,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from kfs_credentials.errors import LeaseLost
+from kfs_credentials.transactions import short_transaction
 
 
 def new_worker_name() -> str:
@@ -109,6 +111,10 @@ class LeasedQuerySet(models.QuerySet[Any]):
         ids = self.order_by("id").select_for_update(skip_locked=True, no_key=True, of=("self",))
         return self.filter(pk__in=list(ids.values_list("pk", flat=True)))
 
+    def release(self) -> int:
+        """Give these rows back, as if they had never been claimed."""
+        raise NotImplementedError
+
     def renew(self, lease: Lease) -> int:
         """Extend the lease of every row that is still this lease's; return how many those are.
 
@@ -117,6 +123,65 @@ class LeasedQuerySet(models.QuerySet[Any]):
         committed: no answer is not a renewal.
         """
         return self.fenced(lease).free().update(lease_expires_at=seconds_from_now(lease.duration), heartbeat_at=Now())
+
+
+class Leases:
+    """The leases of one worker on one table: how it takes them, and how it gives back what it will not finish.
+
+    `rows` returns the queryset of the table. Not every commit is answered: rows of which this worker cannot know
+    whether they are its own are given back before it takes more, rather than left to look like a crash.
+    """
+
+    def __init__(self, using: str, rows: Callable[[], LeasedQuerySet], *, worker: str, seconds: float) -> None:
+        self.using = using
+        self.rows = rows
+        self.worker = worker
+        self.seconds = seconds
+        self._taking: Lease | None = None
+        self._adrift: list[Lease] = []
+
+    def new(self) -> Lease:
+        """Return a new lease, to be written to rows by the caller's transaction; see `taken`."""
+        if self._taking is not None:
+            # The commit of the last one was not answered. If it took place, its rows are this worker's.
+            self._adrift.append(self._taking)
+            self._taking = None
+        self._release_adrift()
+        self._taking = Lease(self.worker, self.seconds)
+        return self._taking
+
+    def taken(self) -> None:
+        """Note that the transaction of the last new lease was committed, or that it took no row."""
+        self._taking = None
+
+    def renew(self, lease: Lease) -> None:
+        """Extend a lease if a third of it is over. Raises `LeaseLost` if nothing of it is left."""
+        if lease.renewal_due:
+            asked_at = time.monotonic()
+            with short_transaction(self.using):
+                renewed = self.rows().renew(lease)
+            if renewed:
+                lease.confirmed(asked_at)
+            lease.check()
+
+    def give_back(self, lease: Lease) -> int:
+        """Release the rows of a lease; return how many were still this worker's.
+
+        If the database does not answer, or somebody has a row locked, that is done before the next lease is taken.
+        """
+        self._adrift.append(lease)
+        return self._release_adrift()
+
+    def _release_adrift(self) -> int:
+        released = 0
+        for lease in list(self._adrift):
+            with short_transaction(self.using):
+                released += self.rows().fenced(lease).free().release()
+                held = self.rows().fenced(lease).exists()
+            # Rows that somebody has locked now are given back later; until then their lease says whose they are.
+            if not held:
+                self._adrift.remove(lease)
+        return released
 
 
 class LeasedRow(models.Model):

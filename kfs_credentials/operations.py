@@ -61,7 +61,7 @@ def retry_failed_jobs(
     are done then.
     """
     result = RetryResult()
-    _in_batches(using, rows, lambda part: _retry(using, dict(part), store, result))
+    in_batches(using, rows, lambda part: _retry(using, dict(part), store, result))
     return result
 
 
@@ -89,12 +89,15 @@ def _retry(using: str, versions: dict[uuid.UUID, int | None], store: str, result
         ]
         sources = lock_sources(using, ours)
         elsewhere = locked_elsewhere(using, ours, sources)
-        again, over = [], []
+        again, over, named = [], [], []
         for item in ours:
             source = sources.get(item.source_id)
             if source is None:
                 if item.source_id not in elsewhere:
                     over.append(item)
+            elif source.ref == item.ref:
+                item.version = source.version
+                named.append(item)
             elif source.ref is not None or source.legacy is None:
                 over.append(item)
             else:
@@ -103,10 +106,11 @@ def _retry(using: str, versions: dict[uuid.UUID, int | None], store: str, result
         if again:
             requeue_with_fresh_candidates(using, store, again)
         finish(using, over, RunState.SUCCEEDED, RefState.RETIRED)
+        finish(using, named, RunState.SUCCEEDED, RefState.ACTIVE)
     result.queued += len(again)
-    result.ended += len(over)
+    result.ended += len(over) + len(named)
     result.missing += len(versions) - len(items)
-    result.changed += len(items) - len(again) - len(over)
+    result.changed += len(items) - len(again) - len(over) - len(named)
 
 
 @dataclass(frozen=True)
@@ -162,13 +166,16 @@ def acknowledge(using: str, found: Sequence[Unsettled], *, by: str) -> int:
                 update_fields=["shape", "acknowledged_by", "acknowledged_at"],
             )
 
-    _in_batches(using, found, note)
+    in_batches(using, found, note)
     return len(found)
 
 
-def _in_batches(using: str, rows: Sequence[T], work: Callable[[Sequence[T]], None]) -> None:
-    """Call `work`, which is one transaction, with BATCH_SIZE rows at a time; again where the database was busy."""
-    start, size, failures = 0, settings.BATCH_SIZE, 0
+def in_batches(using: str, rows: Sequence[T], work: Callable[[Sequence[T]], None], *, size: int | None = None) -> None:
+    """Call `work`, which is one transaction, with a batch of rows at a time; again where the database was busy.
+
+    `size`: of a batch (default: BATCH_SIZE). Raises a database error where nothing helps.
+    """
+    start, size, failures = 0, size or settings.BATCH_SIZE, 0
     while part := rows[start : start + size]:
         try:
             work(part)

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from django.db import connections, transaction
-from django.db.models import Count, F, Min, Q, Value
+from django.db.models import Count, Exists, F, Min, OuterRef, Q, Value
 from django.db.models.functions import Now
 
-from kfs_credentials.models import AcknowledgedShape, RefState, RunState, Shape
+from kfs_credentials.models import (
+    AcknowledgedShape,
+    Attention,
+    RefState,
+    Round,
+    RunState,
+    SecretObject,
+    Shape,
+    SourceSecretLifecycleRef,
+)
 from kfs_credentials.models.source import UNSUPPORTED, CredentialsShape
 from kfs_credentials.selection import Selection, is_acknowledged
 
@@ -19,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from django.db.models import QuerySet
+
+    from kfs_credentials.models.ledger import LedgerQuerySet
 
 
 class PlannedShape(TypedDict):
@@ -40,6 +52,7 @@ class Status:
     sources: dict[str, int]
     backfills: dict[str, int]
     ledger: dict[str, int]
+    rounds: dict[str, int | None]
     unsupported: dict[str, int]
     failures: dict[str, int]
     acknowledged: dict[str, int]
@@ -51,7 +64,10 @@ class Status:
 
     @property
     def findings(self) -> dict[str, int]:
-        """What a person has to look at: `unsupported` and `too_large`, less the acknowledged; `failed`; `both`."""
+        """What a person has to look at of sources and jobs.
+
+        `unsupported` and `too_large`, less the acknowledged; `failed`; `both`.
+        """
         return {
             "unsupported": self.sources["unsupported"] - self.acknowledged["unsupported"],
             "too_large": self.sources["too_large"] - self.acknowledged["too_large"],
@@ -60,9 +76,24 @@ class Status:
         }
 
     @property
-    def clean(self) -> bool:
-        """Nothing is left to do, and nothing to look at."""
+    def ref_findings(self) -> dict[str, int]:
+        """What a person has to look at of refs: `parked`, `displaced`, `dangling`, `unknown_objects`."""
+        return {
+            "parked": self.ledger["parked"],
+            "displaced": self.ledger["displaced"],
+            "dangling": self.sources["dangling"],
+            "unknown_objects": self.rounds["unknown_objects"] or 0,
+        }
+
+    @property
+    def moved(self) -> bool:
+        """Nothing is left to move, and nothing to look at of what is moved."""
         return not any(self.left) and not any(self.findings.values())
+
+    @property
+    def clean(self) -> bool:
+        """Nothing is left to do now, and nothing to look at."""
+        return self.moved and not self.ledger["overdue"] and not any(self.ref_findings.values())
 
     def as_json(self) -> dict[str, Any]:
         """Return what `credential_status --format json` prints.
@@ -70,10 +101,15 @@ class Status:
         `sources`: how many there are in `total`; `legacy`: with legacy credentials and no ref; `movable`: those
         of them without a failed job; `unsupported`: credentials that are no object; `too_large`: legacy ones
         that have failed for their size and still have it; `referenced`: with a ref; `both`: with a ref and
-        legacy credentials. `backfills`: jobs by state, `expired_leases` of the running ones, and the age of the
-        oldest queued one. `ledger`: refs by state, and how many are `overdue`: their next move is due and has
-        not been made. `unsupported`: by shape; `failures`: failed jobs by code; `acknowledged`: the unsupported
-        and the too large ones that a person has settled.
+        legacy credentials; `dangling`: with a ref that the ledger does not have as theirs and active. `backfills`:
+        jobs by state, `expired_leases` of the running ones, and the age of the oldest queued one. `ledger`: refs by
+        state; how many are `overdue`, their next move being due and not made, and for how long the oldest is; how
+        many are `waiting` for their time; `parked` (their erasure fails, or the store keeps them), `displaced` (an
+        old writer brought back an older ref), `abandoned` (not erased, by a person's decision);
+        `erased_last_hour`. `rounds`: `unknown_objects` that the last patrol of the store found, and the seconds since
+        the last sweep and patrol that came to their end, None if there was none. `unsupported`: by shape;
+        `failures`: failed jobs by code; `acknowledged`: the unsupported and the too large ones that a person has
+        settled.
 
         Sources that are being deleted count in `total`, `legacy` and `referenced` only, and of their jobs only
         those that have succeeded.
@@ -82,6 +118,7 @@ class Status:
             "sources": self.sources,
             "backfills": self.backfills,
             "ledger": self.ledger,
+            "rounds": self.rounds,
             "unsupported": self.unsupported,
             "failures": self.failures,
             "acknowledged": self.acknowledged,
@@ -92,8 +129,8 @@ class Status:
 def read_status(using: str, *, tenant: str | None = None, space: uuid.UUID | None = None) -> Status:
     """Return the counts of alias `using`, of one tenant or one space if given.
 
-    Counts what is there at one moment, unless the caller has a transaction open. Takes a second or two for a
-    million sources.
+    Counts what is there at one moment, unless the caller has a transaction open. Takes some seconds for a million
+    sources and their refs, all of which it counts.
     """
     with _snapshot(using):
         rows = Selection.of(using, tenant=tenant, space=space)
@@ -112,6 +149,7 @@ def read_status(using: str, *, tenant: str | None = None, space: uuid.UUID | Non
                 "too_large": too_large.count(),
                 "referenced": totals["referenced"],
                 "both": both,
+                "dangling": _dangling(rows),
             },
             backfills={
                 **jobs,
@@ -120,6 +158,7 @@ def read_status(using: str, *, tenant: str | None = None, space: uuid.UUID | Non
                 "oldest_queued_seconds": int(oldest.total_seconds()) if oldest else 0,
             },
             ledger=_ledger(rows),
+            rounds=_rounds(rows),
             unsupported=shapes,
             failures=failures,
             acknowledged={
@@ -195,10 +234,67 @@ def _unfinished(rows: Selection) -> tuple[dict[str, int], dict[str, int]]:
     return jobs, failures
 
 
+def _dangling(rows: Selection) -> int:
+    """Return how many open sources name a ref that is not active in the ledger, or another source's."""
+    own = SourceSecretLifecycleRef.objects.filter(
+        credential_ref=OuterRef("credential_ref"),
+        state=RefState.ACTIVE,
+        source_id=OuterRef("pk"),
+        knowledge_space_id=OuterRef("knowledge_space_id"),
+        tenant_id=OuterRef("knowledge_space__tenant_id"),
+    )
+    return rows.sources().referenced().filter(rows.is_open()).filter(~Exists(own)).count()
+
+
 def _ledger(rows: Selection) -> dict[str, int]:
     states = {state.value: 0 for state in RefState}
     states.update((state, count) for (state,), count in _grouped(rows.refs(), "state"))
-    return {**states, "overdue": rows.refs().overdue().count()}
+    overdue, next_move_in = rows.refs().overdue().count(), rows.refs().next_move_in()
+    objects = SecretObject.objects.using(rows.using)
+
+    def count(**which: Any) -> int:
+        return rows.refs().filter(credential_ref__in=objects.filter(**which).values("pk")).count()
+
+    return {
+        **states,
+        "overdue": overdue,
+        "oldest_overdue_seconds": max(0, -int(next_move_in.total_seconds())) if overdue and next_move_in else 0,
+        "waiting": rows.refs().unfinished().count() - overdue,
+        "parked": count(attention__in=(Attention.ERASURE_FAILS, Attention.RETAINED)),
+        "displaced": count(attention=Attention.DISPLACED),
+        "abandoned": count(abandoned_at__isnull=False),
+        "erased_last_hour": rows.refs().tombstones().filter(deleted_at__gt=Now() - timedelta(hours=1)).count(),
+    }
+
+
+def _rounds(rows: Selection) -> dict[str, int | None]:
+    ages, unknown = {}, 0
+    rounds = Round.objects.using(rows.using).annotate(now=Now())
+    for name, found, completed_at, now in rounds.values_list("name", "found", "completed_at", "now"):
+        if completed_at is not None:
+            ages[name] = int((now - completed_at).total_seconds())
+        if name != Round.SWEEP:
+            unknown += found
+    patrols = [age for name, age in ages.items() if name != Round.SWEEP]
+    return {
+        # Objects are nobody's that could be told from outside.
+        "unknown_objects": unknown if rows.tenant is None and rows.space is None else 0,
+        "last_sweep_seconds": ages.get(Round.SWEEP),
+        "last_patrol_seconds": max(patrols, default=None),
+    }
+
+
+def read_cleanup_left(
+    using: str, *, tenant: str | None = None, space: uuid.UUID | None = None
+) -> tuple[int, float | None]:
+    """Return how many refs are on their way to their end, and the seconds until the next of them is due.
+
+    The seconds are below zero if that moment is past, None if there are none.
+    """
+    refs: LedgerQuerySet = SourceSecretLifecycleRef.objects.using(using)
+    refs = refs.of(tenant, space)
+    next_move_in = refs.next_move_in()
+    return refs.unfinished().count(), None if next_move_in is None else next_move_in.total_seconds()
 
 
 def _grouped(rows: QuerySet[Any, Any], *columns: str) -> Iterator[tuple[tuple[Any, ...], int]]:

@@ -32,6 +32,17 @@ SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_ses
 """
 
 
+def refuse_transaction(using: str) -> None:
+    """Raise `ImproperlyPrepared` if a transaction is open on alias `using` or autocommit is off."""
+    connection = connections[using]
+    if connection.in_atomic_block or not connection.get_autocommit():
+        raise ImproperlyPrepared(
+            "This needs transactions of its own. Call it outside of atomic() and with autocommit on "
+            f"(DATABASES['{using}'] must set neither ATOMIC_REQUESTS around it nor AUTOCOMMIT False; in a test, use "
+            "TransactionTestCase)."
+        )
+
+
 @contextmanager
 def short_transaction(using: str) -> Iterator[BaseDatabaseWrapper]:
     """Open a transaction of our own on alias `using`; yields the connection.
@@ -39,12 +50,8 @@ def short_transaction(using: str) -> Iterator[BaseDatabaseWrapper]:
     Raises `ImproperlyPrepared` if a transaction is open already or autocommit is off: then nothing would be
     committed on its own, which is what every step here depends on.
     """
+    refuse_transaction(using)
     connection = connections[using]
-    if connection.in_atomic_block or not connection.get_autocommit():
-        raise ImproperlyPrepared(
-            "This needs transactions of its own. Call it outside of atomic() and with autocommit on "
-            f"(DATABASES['{using}'] must set neither ATOMIC_REQUESTS around it nor AUTOCOMMIT False)."
-        )
     with transaction.atomic(using=using, durable=True):
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -54,6 +61,18 @@ def short_transaction(using: str) -> Iterator[BaseDatabaseWrapper]:
                 SET_UP, [f"{max(1, settings.LOCK_TIMEOUT * 1000):.0f}ms", f"{IDLE_IN_TRANSACTION_TIMEOUT * 1000:.0f}ms"]
             )
         yield connection
+
+
+@contextmanager
+def joined_transaction(using: str) -> Iterator[None]:
+    """Join the transaction that is open on alias `using`, by a savepoint, or open a short one of our own."""
+    connection = connections[using]
+    if connection.in_atomic_block or not connection.get_autocommit():
+        with transaction.atomic(using=using):
+            yield
+    else:
+        with short_transaction(using):
+            yield
 
 
 class Fault(enum.Enum):

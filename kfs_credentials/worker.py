@@ -1,7 +1,6 @@
-"""The loop around the backfill's steps: which step next, when to wait, when to stop, what a fault means.
+"""What every worker's loop needs: when to wait, when to stop, what a fault means.
 
-One thread. While the store makes one batch durable, the database settles the one before it and leases the next; the
-worker renews leases between its steps, so that it needs one connection and no heartbeat of its own.
+One thread, one connection: a worker renews its leases between its steps, and has no heartbeat of its own.
 """
 
 from __future__ import annotations
@@ -11,21 +10,17 @@ import logging
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from kfs_credentials.backfill import Backfill
-from kfs_credentials.batch import Batch, Move, Put
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import (
     ImproperlyPrepared,
-    LeaseLost,
     StoreDenied,
     StoreMisconfigured,
     StoreUnavailable,
@@ -43,9 +38,7 @@ HURRIED_LOCK_TIMEOUT = 1.0
 LOOK_UP_EVERY = 0.25
 """Seconds after which a worker that waits looks at its leases and at whether it should stop."""
 NAMED = 20
-"""How many rejected sources the log names."""
-MOVED = (Move.ACTIVATE, Move.ADOPT, Move.REFRESH, Move.ABANDON, Move.FAIL)
-"""The moves that bring a drain nearer to its end."""
+"""How many rows of a kind the log names."""
 
 
 class End(enum.Enum):
@@ -61,12 +54,9 @@ class End(enum.Enum):
 
 @dataclass
 class Summary:
-    """What a run did: how many of each move, why it ended, and what an operator should know besides."""
+    """What a run did: why it ended, and what an operator should know besides."""
 
-    moves: Counter[Move] = field(default_factory=Counter)
     lost: int = 0
-    rejected: int = 0
-    empty_claims: int = 0
     end: End = End.DRAINED
     reason: str = ""
 
@@ -163,232 +153,46 @@ class Pace:
             self._free_at = max(self._free_at, time.monotonic()) + secrets / self.per_second
 
 
-class BackfillWorker:
-    """Runs the backfill until nothing is left (`watch=False`), or until it is stopped.
+class Worker:
+    """A loop over steps, until nothing is left (`watch=False`) or until it is stopped.
 
-    `remaining` returns how many sources and jobs are left to move, as a tuple: a drain waits for delayed retries, for
-    other workers' leases and for locked rows, and gives up when it has stayed the same for too long. `limit`: the
-    most sources to take. `progress` is called with the moves so far after each batch.
+    `using`: the database alias. `batch_size`: the most rows of one batch. Subclasses implement `_run`.
     """
 
-    def __init__(
-        self,
-        steps: Backfill,
-        *,
-        remaining: Callable[[], tuple[int, ...]],
-        batch_size: int,
-        limit: int | None = None,
-        watch: bool = False,
-        progress: Callable[[Summary], None] = lambda _: None,
-    ) -> None:
-        self.steps = steps
-        self.remaining = remaining
+    summary: Summary
+
+    def __init__(self, using: str, *, batch_size: int, watch: bool = False) -> None:
+        self.using = using
         self.batch_size = batch_size
-        self.limit = limit
         self.watch = watch
-        self.progress = progress
         self.stop = Stop()
-        self.summary = Summary()
-        self.taken = 0
         self._size = batch_size
         self._pace = Pace(settings.RATE_LIMIT)
         self._store_backoff = Backoff()
         self._trouble: StoreUnavailable | None = None
-        self._claim_after = 0.0
-        self._left_before: tuple[int, ...] = ()
         self._moved_at = time.monotonic()
 
-    def run(self) -> Summary:
-        """Work until there is an end; return what was done and why it ended."""
+    def _work(self) -> None:
+        """Run `_run` until there is an end, listening to signals."""
         with self.stop.on_signals():
             try:
                 self._run()
             except (StoreDenied, StoreMisconfigured) as error:
                 self._end(End.DENIED, str(error))
-        if self.steps.rejected:
-            self.summary.rejected = len(self.steps.rejected)
-            some = ", ".join(sorted(map(str, self.steps.rejected))[:NAMED])
-            logger.warning("the database rejects the job of %d sources: %s", len(self.steps.rejected), some)
-        return self.summary
 
     def _run(self) -> None:
-        previous: Batch | None = None
-        in_flight: Batch | None = None
-        try:
-            while True:
-                previous, in_flight = in_flight, None
-                # A row that is leased alone is at work alone: if this process dies now, it is held responsible.
-                alone = previous is not None and previous.lease.size == 1
-                if not alone:
-                    in_flight = self._take(beside=previous is not None)
-                if in_flight is not None:
-                    self.steps.start_put(in_flight)
-                if previous is not None:
-                    self._settle(previous, also=in_flight)
-                    previous = None
-                if in_flight is None and not alone and not self._wait():
-                    return
-        finally:
-            # Whatever ended this run, no job of it must look as if its worker had died. What is settled is not held.
-            for batch in (previous, in_flight):
-                if batch is not None:
-                    self._give_back(batch)
+        raise NotImplementedError
 
-    # Which step next.
-
-    def _take(self, *, beside: bool) -> Batch | None:
-        """Lease the next batch: jobs that wait before sources that have none yet. `beside`: another one is at work."""
-        if self.stop or self._pace.delay():
-            return None
-        size = self._pace.batch(self._size)
-        if self.limit is not None:
-            size = min(size, self.limit - self.taken)
-        if size <= 0:
-            return None
-        batch = self._in_database(lambda: self._claim(size, beside=beside))
-        if batch is None and not self.stop:
-            batch = self._in_database(lambda: self.steps.discover(size, beside=beside))
-        if batch is not None:
-            self.taken += len(batch.items)
-            self._pace.spend(len(batch.items))
-        return batch
-
-    def _claim(self, size: int, *, beside: bool) -> Batch | None:
-        # While sources are being discovered nothing waits, as a rule: looking each time would be a statement in vain.
-        if time.monotonic() < self._claim_after:
-            return None
-        batch = self.steps.claim(size, beside=beside)
-        if batch is None:
-            self.summary.empty_claims += 1
-            self._claim_after = time.monotonic() + settings.POLL_INTERVAL
-        else:
-            self._claim_after = 0.0
-        return batch
-
-    def _settle(self, batch: Batch, also: Batch | None) -> None:
-        trouble = self._finish_put(batch, also)
-        if trouble is None and any(item.put is Put.STORED for item in batch.items):
-            self._store_backoff.reset()
-            self._trouble = None
-        tries = 0
-
-        def settle() -> Counter[Move]:
-            nonlocal tries
-            tries += 1
-            moves = self._settled(batch)
-            if tries > 1:
-                # The answer to a commit may have been lost, not the commit: then these rows are done, and not "lost".
-                moves[Move.ACTIVATE] = max(moves[Move.ACTIVATE], self.steps.moved(batch))
-            return moves
-
-        try:
-            settled = self._in_database(settle)
-        except LeaseLost:
-            settled = Counter()
-        moves = Counter({Move.RELEASE: len(batch.items)}) if settled is None else settled
-        if settled is None or moves.total() < len(batch.items):
-            # Not settled, or passed over since somebody held the rows: those that are still this lease's.
-            self._give_back(batch)
-        self.summary.moves += moves
-        self.summary.lost += len(batch.items) - moves.total()
-        if any(moves[move] for move in MOVED):
-            self._moved_at = time.monotonic()
-        if moves[Move.RELEASE]:
-            # What was just given back is due at once, and would be claimed again and again: others first.
-            self._claim_after = time.monotonic() + settings.POLL_INTERVAL
-        elif moves[Move.REFRESH]:
-            self._claim_after = 0.0
-        self._size = min(self.batch_size, self._size + max(1, self.batch_size // 20))
-        self.progress(self.summary)
-        if isinstance(trouble, StoreUnavailable):
-            self._trouble = trouble
-            self._wait_for_store(trouble, also)
-        elif trouble is not None:
-            raise trouble
-
-    def _settled(self, batch: Batch) -> Counter[Move]:
-        try:
-            return self.steps.settle(batch)
-        except DatabaseError as error:
-            if fault(error) is not Fault.TOO_MUCH or len(batch.items) == 1:
-                raise
-        # It took longer than the server allows: in halves, and with smaller batches from here on.
-        middle = len(batch.items) // 2
-        self._size = max(1, min(self._size, middle))
-        parts = [Batch(batch.lease, batch.items[:middle]), Batch(batch.lease, batch.items[middle:])]
-        return sum((self._settled(part) for part in parts), Counter())
-
-    def _finish_put(
-        self, batch: Batch, also: Batch | None
-    ) -> StoreUnavailable | StoreDenied | StoreMisconfigured | None:
-        """Wait for the store, renewing the leases of both batches; return what is wrong with the store, if anything."""
-        try:
-            while batch.call is not None and not batch.call.wait(min(batch.lease.duration / 6, LOOK_UP_EVERY)):
-                if self.stop.overdue:
-                    return None  # given back; if the store still finishes, the next worker finds its secrets there
-                self._renew(batch)
-                if also is not None:
-                    self._renew(also)
-            self.steps.finish_put(batch)
-        except (StoreUnavailable, StoreDenied, StoreMisconfigured) as error:
-            return error
-        except LeaseLost:
-            pass
-        return None
-
-    def _renew(self, batch: Batch) -> None:
-        try:
-            self.steps.renew(batch)
-        except LeaseLost:
-            pass  # the store's guard and the fence say so too, where it matters
-        except (DatabaseError, InterfaceError) as error:
-            # No answer is not a renewal. The lease's own watch stops this worker before its next write.
-            logger.warning("a lease could not be renewed (%s)", describe(error))
-            connections[self.steps.using].close()
-
-    def _give_back(self, batch: Batch) -> None:
-        """Release what is in flight. What cannot be released now is tried again later, and expires by itself."""
-        try:
-            with hurried():
-                self.steps.release(batch)
-        except (DatabaseError, InterfaceError) as error:
-            logger.warning("jobs could not be given back yet (%s)", describe(error))
-
-    # When to wait, when to stop.
-
-    def _wait(self) -> bool:
-        """Nothing is at hand: return False if that is the end, else wait a little and return True."""
-        if self.stop:
-            self._end(End.INTERRUPTED, "interrupted by a signal")
-            return False
-        if self.limit is not None and self.taken >= self.limit:
-            self._end(End.LIMIT, f"the limit of {self.limit} is reached")
-            return False
-        if delay := self._pace.delay():
-            self.stop.wait(delay)
-            return True
-        self._claim_after = 0.0
-        if not self.watch:
-            left = self._in_database(self.remaining)
-            if left is not None:
-                if not any(left):
-                    return False
-                if left != self._left_before:
-                    self._left_before, self._moved_at = left, time.monotonic()
-            if self._out_of_patience(database=left is not None):
-                return False
-        self.stop.wait(settings.POLL_INTERVAL)
-        return True
-
-    def _wait_for_store(self, trouble: StoreUnavailable, also: Batch | None) -> None:
+    def _wait_for_store(self, trouble: StoreUnavailable, renew: Callable[[], None]) -> None:
+        """Wait for a store that is unavailable, and renew what is leased meanwhile."""
+        self._trouble = trouble
         delay = self._store_backoff.next(trouble.retry_after)
         logger.warning("the secret store is unavailable, waiting %.1f s: %s", delay, trouble)
         if not self.watch and self._out_of_patience(database=True):
             self.stop.ask()
         until = time.monotonic() + delay
         while (left := until - time.monotonic()) > 0 and not self.stop.wait(min(left, LOOK_UP_EVERY)):
-            if also is not None:
-                self._renew(also)
+            renew()
 
     def _out_of_patience(self, *, database: bool) -> bool:
         """Return whether nothing has moved for so long that a drain gives up; note why. `database`: it answers."""
@@ -431,7 +235,7 @@ class BackfillWorker:
                     f"the database refused a statement of this worker ({what}). Check that `manage.py migrate` has run "
                     "and that this role may read and write the tables."
                 )
-            connections[self.steps.using].close_if_unusable_or_obsolete()
+            connections[self.using].close_if_unusable_or_obsolete()
             if meaning is Fault.TOO_MUCH:
                 self._size = max(1, self._size // 2)
             logger.info("the database could not answer (%s), try %d of %d", what, attempt, TRIES)
@@ -440,5 +244,13 @@ class BackfillWorker:
             self.stop.wait(pause_before_try(attempt))
         logger.warning("the database could not answer %d times, going on later", TRIES)
         # With a new connection: after a fail-over this one may be to a server that is read-only now.
-        connections[self.steps.using].close()
+        connections[self.using].close()
         return None
+
+    def _grow(self) -> None:
+        """Let the next batch be a little larger, after one that went well."""
+        self._size = min(self.batch_size, self._size + max(1, self.batch_size // 20))
+
+    def _store_answered(self) -> None:
+        self._store_backoff.reset()
+        self._trouble = None

@@ -16,6 +16,7 @@ from pytest_django import Settings
 from example_project import postgres
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.stores.encrypted import EncryptedStore
+from tests.flush import quick_flush  # noqa: F401 - a fixture for all
 
 SERVER = "KFS_TESTS_SERVER"
 at_end = ExitStack()

@@ -118,7 +118,7 @@ def test_a_job_that_is_gone() -> None:
 
 def test_a_source_that_has_a_ref_by_now() -> None:
     job = failed()
-    ref = give_ref(job.source)
+    ref = give_ref(job.source, in_ledger=False)
     assert retry(job) == RetryResult(ended=1)
     job.refresh_from_db()
     assert (job.run_state, job.last_error_code, job.row_version) == ("succeeded", None, 8)

@@ -4,6 +4,7 @@ from kfs_credentials.admin.acknowledgement import AcknowledgementAdmin
 from kfs_credentials.admin.backfill import BackfillAdmin
 from kfs_credentials.admin.knowledge_space import KnowledgeSpaceAdmin
 from kfs_credentials.admin.ledger import LedgerAdmin
+from kfs_credentials.admin.round import RoundAdmin
 from kfs_credentials.admin.secret_object import SecretObjectAdmin
 from kfs_credentials.admin.source import SourceAdmin
 
@@ -12,6 +13,7 @@ __all__ = [
     "BackfillAdmin",
     "KnowledgeSpaceAdmin",
     "LedgerAdmin",
+    "RoundAdmin",
     "SecretObjectAdmin",
     "SourceAdmin",
 ]

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.core import signing
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.db import DatabaseError, InterfaceError, transaction
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
-from django.utils.translation import gettext, ngettext
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
 
 from kfs_credentials.admin import display
-from kfs_credentials.admin.base import ReadOnlyAdmin
+from kfs_credentials.admin.confirm import DecidingAdmin, Decision, Outcome, Rows
 from kfs_credentials.admin.filters import RunStateFilter, TenantFilter
 from kfs_credentials.admin.search import Term, in_scopes, known_scopes
-from kfs_credentials.errors import KfsCredentialsError
 from kfs_credentials.models import (
     KnowledgeSpace,
     RunState,
@@ -31,15 +24,72 @@ from kfs_credentials.models import (
     SourceSecretLifecycleRef,
 )
 from kfs_credentials.operations import RetryResult, retry_failed_jobs
-from kfs_credentials.transactions import describe
 
-MOST_JOBS = 1000
-"""How many jobs can be retried at once here; `retry_credential_backfill` retries any number."""
-SALT = "kfs_credentials.admin.retry"
+
+class Retry(Decision):
+    """To queue failed jobs again."""
+
+    name = "retry"
+    permission = "retry"
+    button = _("Retry")
+    title = _("Retry failed jobs")
+    none_selected = _("None of the selected jobs has failed. Only failed jobs can be retried.")
+    too_many = _(
+        "At most %(most)d jobs can be retried at once here. Filter the list, or run "
+        "manage.py retry_credential_backfill --all."
+    )
+    stopped = _("The retry stopped: %(problem)s Select the jobs that still show as failed again.")
+    logged = _("Asked for a retry.")
+
+    def among(self, rows: Any) -> QuerySet[Any]:
+        """Return the failed ones."""
+        failed: QuerySet[Any] = rows.filter(run_state=RunState.FAILED)
+        return failed
+
+    def question(self, count: int) -> str:
+        """Return what will happen to so many jobs."""
+        text = ngettext(
+            "This job will be queued again, with a fresh candidate ref. If the cause of its failure is not gone, it "
+            "will fail again.",
+            "These %(count)d jobs will be queued again, each with a fresh candidate ref. If the cause of a failure is "
+            "not gone, the job will fail again.",
+            count,
+        )
+        return text % {"count": count}
+
+    def decide(self, using: str, rows: Rows, *, by: str, answers: Mapping[str, Any]) -> RetryResult:
+        """Queue them again."""
+        return retry_failed_jobs(using, rows)
+
+    def outcomes(self, result: RetryResult) -> Iterator[Outcome]:
+        """Say what became of the jobs."""
+        queued = ngettext(
+            "%(count)d job is queued again. If no worker is running: manage.py run_credential_backfill.",
+            "%(count)d jobs are queued again. If no worker is running: manage.py run_credential_backfill.",
+            result.queued,
+        )
+        ended = ngettext(
+            "%(count)d job ended as succeeded: its source has nothing left to move.",
+            "%(count)d jobs ended as succeeded: their sources have nothing left to move.",
+            result.ended,
+        )
+        changed = ngettext(
+            "%(count)d job was left alone: row changed since you looked at it.",
+            "%(count)d jobs were left alone: rows changed since you looked at them.",
+            result.changed,
+        )
+        missing = ngettext("%(count)d job is gone.", "%(count)d jobs are gone.", result.missing)
+        yield Outcome(result.queued, queued)
+        yield Outcome(result.ended, ended)
+        yield Outcome(result.changed, changed, messages.WARNING)
+        yield Outcome(result.missing, missing, messages.WARNING)
+
+
+RETRY = Retry()
 
 
 @admin.register(SourceCredentialBackfill)
-class BackfillAdmin(ReadOnlyAdmin):
+class BackfillAdmin(DecidingAdmin):
     """The jobs: at most one per source."""
 
     not_loaded = (
@@ -47,6 +97,8 @@ class BackfillAdmin(ReadOnlyAdmin):
         *("source__metadata", "source__permission_scope", "source__uri"),
     )
     actions = ("retry",)
+    decisions = (RETRY,)
+    confirmation_columns = ("source_name", "tenant_id", "short_error", "age")
     list_display = ("source_name", "shown_state", "short_error", "retry_count", "tenant_id", "age")
     list_filter = (RunStateFilter, TenantFilter)
     list_select_related = ("source",)
@@ -117,113 +169,11 @@ class BackfillAdmin(ReadOnlyAdmin):
         ref = self.ref_of(job, job.candidate_credential_ref)
         return self.search_link(SourceSecretLifecycleRef, job.pk, ref)
 
-    # Retry: select in the list, confirm, done. The confirmation carries the row versions that it showed, so it
-    # does nothing when it is out of date or sent twice.
-
     def has_retry_permission(self, request: HttpRequest) -> bool:
         """Return whether this user may retry jobs."""
         return request.user.has_perm("kfs_credentials.retry_sourcecredentialbackfill")
 
-    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
-        """Return our action alone: one that the host adds to its site is not for these rows.
-
-        `action_location` is what Django 6.1 and later give.
-        """
-        location = {} if action_location is None else {"action_location": action_location}
-        actions = super().get_actions(request, **location)
-        return {name: action for name, action in actions.items() if name == "retry"}
-
-    def get_urls(self) -> list[URLPattern]:
-        """Add the confirmation's address."""
-
-        # The retry opens transactions of its own, and so must not run in one of ATOMIC_REQUESTS.
-        @transaction.non_atomic_requests(using=self.using)
-        def confirmed(request: HttpRequest) -> HttpResponse:
-            return self.confirmed_view(request)
-
-        name = "kfs_credentials_sourcecredentialbackfill_retry"
-        return [path("retry/", self.admin_site.admin_view(confirmed), name=name), *super().get_urls()]
-
     @admin.action(description=_("Retry the selected failed jobs"), permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Ask for confirmation, with the jobs as they are now."""
-        jobs = list(queryset.filter(run_state=RunState.FAILED)[: MOST_JOBS + 1])
-        if not jobs:
-            none = gettext("None of the selected jobs has failed. Only failed jobs can be retried.")
-            self.message_user(request, none, messages.WARNING)
-            return None
-        if len(jobs) > MOST_JOBS:
-            too_many = gettext(
-                "At most %(most)d jobs can be retried at once here. Filter the list, or run "
-                "manage.py retry_credential_backfill --all."
-            )
-            self.message_user(request, too_many % {"most": MOST_JOBS}, messages.ERROR)
-            return None
-        rows = [(str(job.pk), job.row_version) for job in jobs]
-        context = {
-            **self.admin_site.each_context(request),
-            "title": gettext("Retry failed jobs"),
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
-            "jobs": [(self.source_name(job), job.tenant_id, self.short_error(job), self.age(job)) for job in jobs],
-            "rows": signing.dumps(rows, salt=SALT, compress=True),
-        }
-        request.current_app = self.admin_site.name  # as every view of the admin does
-        return TemplateResponse(request, "admin/kfs_credentials/sourcecredentialbackfill/retry.html", context)
-
-    def confirmed_view(self, request: HttpRequest) -> HttpResponse:
-        """Retry the jobs of a confirmation, and say what became of them."""
-        if not (self.has_view_permission(request) and self.has_retry_permission(request)):
-            raise PermissionDenied
-        list_page = reverse(self._page(self.model, "changelist"), current_app=self.admin_site.name)
-        if request.method == "POST":
-            try:
-                chosen = signing.loads(request.POST.get("rows", ""), salt=SALT)
-            except signing.BadSignature:
-                unreadable = gettext("This confirmation cannot be read. Select the jobs again.")
-                self.message_user(request, unreadable, messages.ERROR)
-            else:
-                self._retry(request, [(uuid.UUID(job), version) for job, version in chosen])
-        return HttpResponseRedirect(list_page)
-
-    def _retry(self, request: HttpRequest, rows: list[tuple[uuid.UUID, int]]) -> None:
-        try:
-            result = retry_failed_jobs(self.using, rows)
-        except (DatabaseError, InterfaceError) as error:
-            problem = f"{describe(error)}."
-        except (KfsCredentialsError, ImproperlyConfigured) as error:
-            problem = str(error)
-        else:
-            self._report(request, result)
-            jobs = self.get_queryset(request).filter(pk__in=dict(rows))
-            LogEntry.objects.log_actions(str(request.user.pk), jobs, CHANGE, gettext("Asked for a retry."))
-            return
-        stopped = gettext("The retry stopped: %(problem)s Select the jobs that still show as failed again.")
-        self.message_user(request, stopped % {"problem": problem}, messages.ERROR)
-
-    def _report(self, request: HttpRequest, result: RetryResult) -> None:
-        queued = ngettext(
-            "%(count)d job is queued again. If no worker is running: manage.py run_credential_backfill.",
-            "%(count)d jobs are queued again. If no worker is running: manage.py run_credential_backfill.",
-            result.queued,
-        )
-        ended = ngettext(
-            "%(count)d job ended as succeeded: its source has nothing left to move.",
-            "%(count)d jobs ended as succeeded: their sources have nothing left to move.",
-            result.ended,
-        )
-        changed = ngettext(
-            "%(count)d job was left alone: row changed since you looked at it.",
-            "%(count)d jobs were left alone: rows changed since you looked at them.",
-            result.changed,
-        )
-        missing = ngettext("%(count)d job is gone.", "%(count)d jobs are gone.", result.missing)
-        for count, text, level in (
-            (result.queued, queued, messages.SUCCESS),
-            (result.ended, ended, messages.SUCCESS),
-            (result.changed, changed, messages.WARNING),
-            (result.missing, missing, messages.WARNING),
-        ):
-            if count:
-                self.message_user(request, text % {"count": count}, level)
+        return self.ask(request, queryset, RETRY)

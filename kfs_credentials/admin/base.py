@@ -16,7 +16,9 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
+from kfs_credentials.admin.display import NOTHING
 from kfs_credentials.admin.paginator import BoundedPaginator
 from kfs_credentials.admin.search import Term
 from kfs_credentials.redaction import short_ref
@@ -52,7 +54,8 @@ class ReadOnlyAdmin(Base):
     actions: Any = None
     list_per_page = 50
     paginator = BoundedPaginator
-    search_fields = ("pk",)  # so that there is a search box; get_search_results says what it finds
+    # So that there is a search box; get_search_results says what it finds.
+    search_fields: ClassVar[tuple[str, ...]] = ("pk",)
     show_facets = admin.ShowFacets.NEVER
     show_full_result_count = False
     sortable_by = ()
@@ -152,3 +155,19 @@ class ReadOnlyAdmin(Base):
     @staticmethod
     def _page(model: type[Model], kind: str) -> str:
         return f"admin:{model._meta.app_label}_{model._meta.model_name}_{kind}"
+
+
+class RefAdmin(ReadOnlyAdmin):
+    """Rows with a `credential_ref`, or none."""
+
+    @admin.display(description=_("credential ref"))
+    def start_of_ref(self, row: Any) -> str:
+        """Show the start of the ref."""
+        ref = row.credential_ref
+        return NOTHING if ref is None else self.ref_in_list(row, ref)
+
+    @admin.display(description=_("credential ref"))
+    def ref(self, row: Any) -> str:
+        """Show the ref, in full or its start."""
+        ref = row.credential_ref
+        return NOTHING if ref is None else self.ref_of(row, ref)

@@ -13,7 +13,7 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext, ngettext
 
 from kfs_credentials.crypto import canonical_json
-from kfs_credentials.models import JobError, RefState, RunState
+from kfs_credentials.models import JobError, RefError, RefState, RunState
 
 NOTHING = "-"
 LONGEST_NAME = 80
@@ -91,9 +91,10 @@ def error(stored: str | None, *, code: bool = True) -> str:
     """
     if not stored:
         return NOTHING
-    if stored in JobError.values:
-        label = str(JobError(stored).label)
-        return f"{label} ({stored})" if code else label
+    for errors in (JobError, RefError):
+        if stored in errors.values:
+            label = str(errors(stored).label)
+            return f"{label} ({stored})" if code else label
     return stored if CODE.fullmatch(stored) else gettext("unknown")
 
 

@@ -10,20 +10,26 @@ from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.utils.translation import gettext_lazy as _
 
-from kfs_credentials.admin.base import ReadOnlyAdmin, may_see_full_refs
+from kfs_credentials.admin.base import RefAdmin, may_see_full_refs
 from kfs_credentials.admin.display import NOTHING
 from kfs_credentials.admin.search import Term
 from kfs_credentials.models import SecretObject
+from kfs_credentials.redaction import redacted_text
 
 
 @admin.register(SecretObject)
-class SecretObjectAdmin(ReadOnlyAdmin):
+class SecretObjectAdmin(RefAdmin):
     """One row per ref. The address of a page is the ref, so only who may see refs in full may open it."""
 
-    list_display = ("start_of_ref", "store", "key_id", "shown_size", "created_at", "updated_at")
+    list_display = ("start_of_ref", "store", "key_id", "shown_size", "attention", "created_at", "updated_at")
     ordering = ("credential_ref",)
     search_help_text = _("Enter a ref, or the start of one.")
-    fields = ("ref", "store", "key_id", "shown_size", "created_at", "updated_at")
+    fieldsets = (
+        (None, {"fields": ("ref", "store", "key_id", "shown_size", "attention")}),
+        (_("Erasure"), {"fields": ("first_claimed_at", "first_erased_at", "receipt")}),
+        (_("Given up"), {"fields": ("abandoned_at", "abandoned_by", "reason")}),
+        (_("Times"), {"fields": ("created_at", "updated_at")}),
+    )
 
     def found_by(self, term: Term) -> Q:
         """Find by ref."""
@@ -38,17 +44,12 @@ class SecretObjectAdmin(ReadOnlyAdmin):
         """Link to the pages if they can be opened."""
         return super().get_list_display_links(request, list_display) if may_see_full_refs(request) else None
 
-    @admin.display(description=_("credential ref"))
-    def start_of_ref(self, row: Any) -> str:
-        """Show the start of the ref."""
-        return self.ref_in_list(row, row.credential_ref)
-
-    @admin.display(description=_("credential ref"))
-    def ref(self, row: Any) -> str:
-        """Show the ref, in full or its start."""
-        return self.ref_of(row, row.credential_ref)
-
     @admin.display(description=_("size"))
     def shown_size(self, row: Any) -> str:
         """Show the size in words."""
         return NOTHING if row.size is None else filesizeformat(row.size)
+
+    @admin.display(description=_("reason"))
+    def reason(self, row: Any) -> str:
+        """Show why its erasure was given up, without secrets that somebody wrote there."""
+        return redacted_text(row.abandoned_reason or NOTHING)

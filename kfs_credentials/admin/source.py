@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from kfs_credentials import sql
 from kfs_credentials.admin import display
-from kfs_credentials.admin.base import ReadOnlyAdmin
+from kfs_credentials.admin.base import RefAdmin
 from kfs_credentials.admin.filters import CredentialsFilter, SourceTenantFilter
 from kfs_credentials.admin.search import Term
 from kfs_credentials.crypto import parse_json, sensitive
@@ -67,7 +67,7 @@ def as_shown(text: str | None, hidden: dict[str, object]) -> str:
 
 
 @admin.register(Source)
-class SourceAdmin(ReadOnlyAdmin):
+class SourceAdmin(RefAdmin):
     """The data sources: where their credentials are, and what else they hold."""
 
     not_loaded = ("metadata", "permission_scope")
@@ -129,18 +129,6 @@ class SourceAdmin(ReadOnlyAdmin):
         if source.credential_ref is not None:
             return display.badge(gettext("in the secret store, and again in clear"), "bad")
         return display.badge(gettext("in clear"), "busy")
-
-    @admin.display(description=_("credential ref"))
-    def start_of_ref(self, source: Any) -> str:
-        """Show the start of the ref."""
-        ref = source.credential_ref
-        return display.NOTHING if ref is None else self.ref_in_list(source, ref)
-
-    @admin.display(description=_("credential ref"))
-    def ref(self, source: Any) -> str:
-        """Show the ref, in full or its start."""
-        ref = source.credential_ref
-        return display.NOTHING if ref is None else self.ref_of(source, ref)
 
     @admin.display(description=_("tenant"))
     def tenant(self, source: Any) -> str:

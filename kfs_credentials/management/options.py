@@ -24,7 +24,7 @@ from kfs_credentials.selection import Selection
 from kfs_credentials.transactions import Fault, describe, fault
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from django.core.management.base import CommandParser
 
@@ -171,14 +171,6 @@ def add_format_argument(parser: CommandParser) -> None:
     )
 
 
-def uuid_argument(text: str) -> uuid.UUID:
-    """Read a UUID from the command line."""
-    try:
-        return uuid.UUID(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a UUID") from None
-
-
 def positive(text: str) -> int:
     """Read a whole number of 1 or more from the command line."""
     try:
@@ -199,6 +191,36 @@ def positive_seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a number of seconds above 0")
     return seconds
+
+
+SETTINGS: dict[str, tuple[str, Callable[[str], Any], str, str]] = {
+    "--batch-size": ("N", positive, "BATCH_SIZE", "how many rows to take at a time"),
+    "--threads": ("N", positive, "STORE_THREADS", "how many threads talk to the store"),
+    "--lease": ("SECONDS", positive_seconds, "LEASE", "how long other workers keep off what this one took"),
+    "--attempts": ("N", positive, "MAX_ATTEMPTS", "how many attempts before a job has failed"),
+}
+"""Options that stand above a setting, for one run."""
+
+
+def add_settings_arguments(parser: CommandParser, *options: str) -> None:
+    """Add options that stand above settings for this run: some of SETTINGS."""
+    for option in options:
+        metavar, type_, setting, what = SETTINGS[option]
+        parser.add_argument(option, metavar=metavar, type=type_, help=f"{what} (default: the setting {setting})")
+
+
+def settings_given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that the options of `add_settings_arguments` give."""
+    given = {setting: options.get(option[2:].replace("-", "_")) for option, (_, _, setting, _) in SETTINGS.items()}
+    return {setting: value for setting, value in given.items() if value is not None}
+
+
+def uuid_argument(text: str) -> uuid.UUID:
+    """Read a UUID from the command line."""
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a UUID") from None
 
 
 def counted(number: int, what: str) -> str:

@@ -33,6 +33,7 @@ class Progress:
         stream: OutputWrapper,
         count_left: Callable[[], int | None],
         *,
+        doing: str = "moving",
         quiet: bool = False,
         no_color: bool = False,
     ) -> None:
@@ -47,7 +48,7 @@ class Progress:
         console = Console(stderr=True, no_color=no_color or None)
         if not quiet and stream.isatty() and not console.is_dumb_terminal:
             self.bar = Bar(
-                TextColumn("moving"),
+                TextColumn(doing),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[rate]}"),

@@ -47,6 +47,10 @@ class JobError(models.TextChoices):
     CONFLICT = "SOURCE_SECRET_REF_CONFLICT", _("The candidate ref already holds a different secret.")
     INTEGRITY = "SOURCE_SECRET_INTEGRITY_FAILED", _("The object at the candidate ref is damaged or another's.")
     LEDGER_MISSING = "CANDIDATE_LIFECYCLE_MISSING", _("The candidate ref has no ledger row of this source.")
+    TRANSITION_CONFLICT = (
+        "SOURCE_CREDENTIAL_BACKFILL_TRANSITION_CONFLICT",
+        _("The source names the candidate already, and the store holds nothing readable under it."),
+    )
     UNSTABLE = "SOURCE_CREDENTIALS_UNSTABLE", _("The credentials changed during every attempt.")
     WORKER_LOST = "SOURCE_CREDENTIAL_WORKER_LOST", _("The worker died or froze each time it held this job alone.")
     ROW_REJECTED = "SOURCE_ROW_REJECTED", _("The database refused the change to this source (a constraint or trigger).")
@@ -126,6 +130,17 @@ class BackfillQuerySet(LeasedQuerySet):
     def release(self) -> int:
         """Give these jobs back, as if they had never been claimed."""
         return self.update(run_state=RunState.QUEUED, **LeasedRow.RELEASED)
+
+    def supersede(self) -> int:
+        """End these failed jobs, which the caller has locked: their sources have new credentials, or none."""
+        return self.update(
+            run_state=RunState.SUCCEEDED,
+            last_error_code=None,
+            last_error_message=None,
+            row_version=F("row_version") + 1,
+            updated_at=Now(),
+            completed_at=Now(),
+        )
 
     def retry_later(self, error: JobError) -> int:
         """Queue these jobs again after an attempt that failed; `due()` says when they may run."""

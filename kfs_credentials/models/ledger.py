@@ -1,23 +1,34 @@
 r"""Table `source_secret_lifecycle_refs`, the ledger: one row per ref, no foreign keys, outlives its source.
 
-staged ----> active ----> retired ----> deleting ----> deleted
-candidate -> active          ^              |
-\\------> retired         +--------------+ retry later
+    staged ----> active ----> retired ----> deleting ----> deleted ----> (horizon) deleting -> deleted: final
+    candidate -> active          ^              |
+        \------> retired         +--------------+ retry later
+
+A ref that was ever `deleting` is never active again: an eraser that was frozen since may still act.
 """
 
 from __future__ import annotations
 
 import uuid
-from typing import Self
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
 
 from django.db import models
-from django.db.models import Q
-from django.db.models.functions import Now
+from django.db.models import Exists, F, Min, OuterRef, Q, Value
+from django.db.models.functions import Greatest, Now
+from django.utils import translation
 from django.utils.translation import gettext_lazy as _
 
-from kfs_credentials.leases import LeasedQuerySet, LeasedRow
+from kfs_credentials.conf import settings
+from kfs_credentials.leases import LeasedQuerySet, LeasedRow, seconds_from_now
+from kfs_credentials.models.backfill import RunState, SourceCredentialBackfill
 from kfs_credentials.models.schema import SeedIndex
+from kfs_credentials.models.secret_object import Attention, SecretObject
+from kfs_credentials.models.source import Source
 from kfs_credentials.redaction import short_ref
+
+if TYPE_CHECKING:
+    from kfs_credentials.leases import Lease
 
 
 class RefState(models.TextChoices):
@@ -25,10 +36,10 @@ class RefState(models.TextChoices):
 
     STAGED = "staged", _("staged")  # create, rotate -> active; unused past recover_after -> retired
     CANDIDATE = "candidate", _("candidate")  # activate -> active; refresh, abandon, fail -> retired
-    ACTIVE = "active", _("active")  # no source names it any more -> retired
-    RETIRED = "retired", _("retired")  # due, claimed for erasure -> deleting
+    ACTIVE = "active", _("active")  # rotate, revoke, delete; no source names it any more -> retired
+    RETIRED = "retired", _("retired")  # due, claimed for erasure -> deleting; named, never claimed -> active
     DELETING = "deleting", _("deleting")  # the store confirms -> deleted; it does not -> retired, later
-    DELETED = "deleted", _("deleted")  # after the horizon, once more -> deleting -> deleted: final
+    DELETED = "deleted", _("deleted")  # after the horizon, once more -> deleting -> deleted: final; -> purged
 
 
 class Purpose(models.TextChoices):
@@ -39,8 +50,45 @@ class Purpose(models.TextChoices):
     BACKFILL = "backfill", _("backfill")
 
 
+class RefError(models.TextChoices):
+    """`last_error_code` and what it tells an operator; the only texts that are ever written to a ledger row."""
+
+    CHANGED = "SOURCE_CREDENTIALS_CHANGED", _("The credentials changed before this ref was used.")
+    DELETE_FAILED = "SOURCE_SECRET_DELETE_FAILED", _("The secret store could not erase the object; tried again later.")
+    NEEDS_ATTENTION = "SOURCE_SECRET_NEEDS_ATTENTION", _("The erasure failed PARK_AFTER times.")
+    RETAINED = "SOURCE_SECRET_RETAINED", _("The secret store may not erase the object yet.")
+    DISPLACED = "SOURCE_SECRET_DISPLACED", _("An old writer brought back an older ref; this one waits for a person.")
+    UNREADABLE = "SOURCE_CREDENTIAL_UNAVAILABLE", _("A source names this ref, and its object cannot be read.")
+    ABANDONED = "SOURCE_SECRET_ABANDONED", _("A person gave up on the erasure: the object was not erased.")
+
+    @property
+    def message(self) -> str:
+        """The text in English, as it is written to the row whatever language this process speaks."""
+        with translation.override(None):
+            return str(self.label)
+
+
+RESERVED = (RefState.STAGED, RefState.CANDIDATE)
+
+
+# What every move of a row writes.
+MOVED: dict[str, Any] = {"row_version": F("row_version") + 1, "updated_at": Now()}
+
+
+def _naming() -> models.QuerySet[Source]:
+    """Return, as a subquery, the sources that name a ref, whichever they are."""
+    return Source.objects.filter(credential_ref=OuterRef("credential_ref"))
+
+
+def _live_jobs() -> models.QuerySet[SourceCredentialBackfill]:
+    """Return, as a subquery, the jobs that wait or run and have a ref as their candidate."""
+    return SourceCredentialBackfill.objects.filter(
+        candidate_credential_ref=OuterRef("credential_ref"), run_state__in=(RunState.QUEUED, RunState.RUNNING)
+    )
+
+
 class LedgerQuerySet(LeasedQuerySet):
-    """Which refs."""
+    """Which refs, and the moves of rows that the caller has locked."""
 
     leased_state = RefState.DELETING
     state_field = "state"
@@ -50,12 +98,202 @@ class LedgerQuerySet(LeasedQuerySet):
         rows = self if tenant is None else self.filter(tenant_id=tenant)
         return rows if space is None else rows.filter(knowledge_space_id=space)
 
+    # Which.
+
+    def unused(self) -> Self:
+        """Return the reservations whose `recover_after` has passed."""
+        return self.filter(state__in=RESERVED, recover_after__lte=Now())
+
+    def retired(self) -> Self:
+        """Return the refs whose objects are to be erased, now or later."""
+        return self.filter(state=RefState.RETIRED)
+
+    def tombstones(self) -> Self:
+        """Return the refs whose objects are erased."""
+        return self.filter(state=RefState.DELETED)
+
+    def due(self) -> Self:
+        """Return those whose `next_delete_at` has passed."""
+        return self.filter(next_delete_at__lte=Now())
+
+    def final(self) -> Self:
+        """Return the erased refs whose erasure is confirmed."""
+        return self.tombstones().filter(next_delete_at__isnull=True)
+
+    def with_live_job(self) -> Self:
+        """Return those that are the candidate of a job that waits or runs."""
+        return self.filter(Exists(_live_jobs()))
+
+    def named(self) -> Self:
+        """Return those that some source names, whichever: none of these may be erased."""
+        return self.filter(Exists(_naming()))
+
+    def never_claimed(self) -> Self:
+        """Return those that nobody ever claimed for erasure: by our table, and by what the Node service counts."""
+        claimed = SecretObject.objects.claimed().filter(pk=OuterRef("credential_ref"))
+        return self.filter(~Exists(claimed), delete_attempts=0)
+
+    def orphaned(self) -> Self:
+        """Return the active refs that no source names any more, by whatever way it came about.
+
+        Not those whose source names a ref that is not active, or not its own: that one is looked after first. An old
+        writer may have brought it back, and this one is the newer secret.
+        """
+        active = self.model.objects.filter(
+            credential_ref=OuterRef("credential_ref"), source_id=OuterRef("pk"), state=RefState.ACTIVE
+        )
+        broken = Source.objects.filter(pk=OuterRef("source_id"), credential_ref__isnull=False).filter(~Exists(active))
+        return self.filter(~Exists(_naming()), ~Exists(broken), state=RefState.ACTIVE)
+
+    def undated(self) -> Self:
+        """Return the retired refs that have no time for their erasure, and nothing to wait for.
+
+        Abandoned ones have; displaced ones while their source is there; unreadable ones while a source names them.
+        """
+        objects = SecretObject.objects.filter(pk=OuterRef("credential_ref"))
+        source = Source.objects.filter(pk=OuterRef("source_id"), knowledge_space_id=OuterRef("knowledge_space_id"))
+        return self.filter(
+            ~Exists(objects.filter(abandoned_at__isnull=False)),
+            ~(Exists(objects.filter(attention=Attention.DISPLACED)) & Exists(source)),
+            ~(Exists(objects.filter(attention=Attention.UNREADABLE)) & Exists(_naming())),
+            state=RefState.RETIRED,
+            next_delete_at__isnull=True,
+        )
+
+    def not_known(self) -> Self:
+        """Return those of which our own table knows nothing: the Node service reserved them."""
+        return self.filter(~Exists(SecretObject.objects.filter(pk=OuterRef("credential_ref"))))
+
+    def unfinished(self) -> Self:
+        """Return the refs that have a next move at a known time, which is not up to a live job or a person."""
+        return self.filter(
+            Q(state__in=(RefState.RETIRED, RefState.DELETED), next_delete_at__isnull=False)
+            | Q(state=RefState.DELETING)
+            | Q(state=RefState.STAGED)
+            | (Q(state=RefState.CANDIDATE) & ~Exists(_live_jobs()))
+        )
+
     def overdue(self) -> Self:
         """Return the refs whose next move is due by the database's clock and has not been made."""
-        return self.filter(
+        return self.unfinished().filter(
             Q(state__in=(RefState.RETIRED, RefState.DELETED), next_delete_at__lte=Now())
             | Q(state=RefState.DELETING, lease_expires_at__lte=Now())
-            | Q(state=RefState.STAGED, recover_after__lte=Now())
+            | Q(state__in=RESERVED, recover_after__lte=Now())
+        )
+
+    def next_move_in(self) -> timedelta | None:
+        """Return how long it is until the next of these moves is due; below zero if it is; None if there is none."""
+        soonest = self.unfinished().aggregate(
+            erase=Min("next_delete_at", filter=Q(state__in=(RefState.RETIRED, RefState.DELETED))),
+            lease=Min("lease_expires_at"),
+            recover=Min("recover_after", filter=Q(state__in=RESERVED)),
+            now=Min(Now()),
+        )
+        times = [soonest[name] for name in ("erase", "lease", "recover") if soonest[name] is not None]
+        return min(times) - soonest["now"] if times else None
+
+    # Locks and moves.
+
+    def lock(self, *, skip_locked: bool = False, nowait: bool = False) -> Self:
+        """Lock these rows in id order. Waits for them, unless told otherwise, for LOCK_TIMEOUT at most."""
+        return self.order_by("id").select_for_update(no_key=True, of=("self",), skip_locked=skip_locked, nowait=nowait)
+
+    def activate(self, version: int) -> int:
+        """Note that a source of this version names these refs."""
+        return self.update(
+            state=RefState.ACTIVE,
+            source_version=version if version >= 1 else None,
+            next_delete_at=None,
+            last_error_code=None,
+            last_error_message=None,
+            **MOVED,
+        )
+
+    def retire(self, error: RefError | None = None) -> int:
+        """Let these refs, which nobody uses any more, be erased after the grace."""
+        return self.update(
+            state=RefState.RETIRED,
+            next_delete_at=seconds_from_now(settings.ERASE_GRACE),
+            last_error_code=error,
+            last_error_message=None if error is None else error.message,
+            **MOVED,
+        )
+
+    def keep(self, error: RefError) -> int:
+        """Retire these refs, or leave them retired, without a time for their erasure: a person has to choose.
+
+        No time rather than a late one: the Node service's cleanup erases whatever is due.
+        """
+        return self.update(
+            state=RefState.RETIRED,
+            next_delete_at=None,
+            deleted_at=None,
+            last_error_code=error,
+            last_error_message=error.message,
+            **MOVED,
+        )
+
+    def recover_later(self) -> int:
+        """Let these reservations be looked at again after another RECOVER_AFTER."""
+        return self.update(recover_after=seconds_from_now(max(settings.RECOVER_AFTER, 1.0)), **MOVED)
+
+    def postpone(self, seconds: float) -> int:
+        """Let what is due be looked at again later."""
+        return self.update(next_delete_at=seconds_from_now(seconds), **MOVED)
+
+    def claim(self, lease: Lease, *, crashed_alone: bool) -> int:
+        """Lease these rows for erasure. `crashed_alone` counts an attempt."""
+        return self.update(
+            state=RefState.DELETING,
+            worker_id=lease.worker_id,
+            lease_token=lease.token,
+            lease_expires_at=seconds_from_now(lease.duration),
+            heartbeat_at=Now(),
+            deleted_at=None,
+            delete_attempts=F("delete_attempts") + int(crashed_alone),
+            **MOVED,
+        )
+
+    def release(self) -> int:
+        """Give these rows back, as due as they were: an erasure that was not made leaves nothing known to be gone."""
+        return self.update(state=RefState.RETIRED, **LeasedRow.RELEASED)
+
+    def erased(self, *, confirm_after: float | None) -> int:
+        """Note that the store said that these are gone. `confirm_after`: seconds, None if that was the confirmation."""
+        due = None if confirm_after is None else seconds_from_now(confirm_after)
+        return self.update(
+            state=RefState.DELETED,
+            deleted_at=Now(),
+            next_delete_at=due,
+            last_error_code=None,
+            last_error_message=None,
+            **LeasedRow.RELEASED,
+        )
+
+    def retain(self, until: datetime | None, seconds: float) -> int:
+        """Note that the store keeps these: until a moment, or, if that is not known, for so many seconds.
+
+        A moment that is past is none: its clock and ours differ, and it is asked again after RETRY_BASE.
+        """
+        soonest = seconds_from_now(settings.RETRY_BASE)
+        due = seconds_from_now(seconds) if until is None else Greatest(Value(until), soonest)
+        return self.update(
+            state=RefState.RETIRED,
+            next_delete_at=due,
+            last_error_code=RefError.RETAINED,
+            last_error_message=RefError.RETAINED.message,
+            **LeasedRow.RELEASED,
+        )
+
+    def retry_later(self, error: RefError, seconds: float) -> int:
+        """Let the erasure of these be tried again after so many seconds; this attempt counts."""
+        return self.update(
+            state=RefState.RETIRED,
+            next_delete_at=seconds_from_now(seconds),
+            delete_attempts=F("delete_attempts") + 1,
+            last_error_code=error,
+            last_error_message=error.message,
+            **LeasedRow.RELEASED,
         )
 
 
@@ -82,7 +320,11 @@ class SourceSecretLifecycleRef(LeasedRow):
         db_table = "source_secret_lifecycle_refs"
         verbose_name = _("credential ref")
         verbose_name_plural = _("credential refs")
-        permissions = [("view_full_ref", "Can view full refs")]
+        permissions = [
+            ("view_full_ref", "Can view full refs"),
+            ("settle_sourcesecretlifecycleref", "Can retry erasures and choose between displaced refs"),
+            ("abandon_sourcesecretlifecycleref", "Can give up on erasures that fail"),
+        ]
         base_manager_name = "objects"
         constraints = [
             models.CheckConstraint(

@@ -15,7 +15,7 @@ def read(name: str) -> str:
     return resources.files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
 
 
-def query(using: str, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
+def query(using: str, name: str, /, **parameters: Any) -> list[tuple[Any, ...]]:
     """Run the statement in a file on alias `using`, and return its rows. The names are those in the file."""
     with connections[using].cursor() as cursor:
         cursor.execute(read(name), parameters)

@@ -13,7 +13,7 @@ import traceback
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import Credentials, Plaintext, Scope, sensitive, validate_ref
@@ -132,6 +132,8 @@ class SecretStore(ABC):
     """
 
     alias = "default"
+    can_list: ClassVar[bool] = True
+    """Whether `list` works. Where it does not, no patrol can be made, and final ledger rows are kept for ever."""
 
     @sensitive
     def put(self, scope: Scope, ref: str, credentials: Mapping[str, Any] | Plaintext) -> Receipt:
@@ -159,7 +161,8 @@ class SecretStore(ABC):
     def delete(self, scope: Scope, ref: str) -> bool:
         """Erase every version of the object; return whether there was one. Never reads or decrypts it.
 
-        Raises `InvalidRef`, `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, `SecretStoreError`.
+        Raises `InvalidRef`, `SecretRetained` if the store keeps it or only hides it, `StoreUnavailable`,
+        `StoreDenied`, `StoreMisconfigured`, `SecretStoreError`.
         """
         (outcome,) = self.delete_many([Address(scope, ref)])
         return _unwrap(outcome)
@@ -195,18 +198,30 @@ class SecretStore(ABC):
 
         Raises what concerns the store as a whole, as `put_many` does.
         """
-        deadline = Deadline(settings.STORE_TIMEOUT)
-        return Call(partial(_batch, partial(self._delete_many, deadline=deadline), addresses), deadline).result()
+        return self.start_delete_many(addresses).result()
+
+    def start_delete_many(
+        self, addresses: Sequence[Address], *, guard: Callable[[], None] | None = None
+    ) -> Call[Outcomes[bool]]:
+        """Start `delete_many` and return at once. `guard`: as for `start_put_many`, called before objects go."""
+        deadline = Deadline(settings.STORE_TIMEOUT, guard)
+        return Call(partial(_batch, partial(self._delete_many, deadline=deadline), addresses), deadline)
 
     def list(self, after: str = "") -> Iterator[str]:
-        """Yield the object names that sort after `after`, in order. Foreign and temporary ones are left out.
+        """Yield the object names that sort after `after`, in order. Foreign ones are left out.
 
+        What a writer that died left behind of an object counts as that object, though nothing can be read there.
         An object that is put or erased meanwhile may or may not be among them; all others are, once.
         Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, `SecretStoreError`.
         """
         while page := self._call(partial(self._list, after)):
             yield from page
             after = page[-1]
+
+    @staticmethod
+    def digest(name: str) -> bytes:
+        """Return the SHA-256 of the ref whose object has this name, as `list` yields it."""
+        return bytes.fromhex(name.removesuffix(".enc")[-64:])
 
     def check(self) -> None:
         """Raise `StoreMisconfigured`, `StoreDenied` or `StoreUnavailable` if the store cannot be used now."""

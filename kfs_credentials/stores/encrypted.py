@@ -40,7 +40,7 @@ from kfs_credentials.stores.threads import on_threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-PAGE = 20_000
+PAGE = 100_000
 """The most names that are listed, and held in memory, at a time."""
 
 
@@ -70,7 +70,7 @@ class CreateOnceStorage(Protocol):
         """Remove the files durably; return for each whether it was there."""
 
     def names(self, directory: str) -> Iterator[str]:
-        """Yield the names of the files in `directory`, without it, in any order."""
+        """Yield the names of the files in `directory`, without it, in any order, and some perhaps twice."""
 
 
 class EncryptedStore(SecretStore):
@@ -149,7 +149,7 @@ class EncryptedStore(SecretStore):
         directory, start = self._parts
         ours = re.compile(re.escape(start) + r"[0-9a-f]{64}\.enc")
         names = (directory + name for name in self.storage.names(directory) if ours.fullmatch(name))
-        return heapq.nsmallest(PAGE, (name for name in names if name > after))
+        return list(dict.fromkeys(heapq.nsmallest(PAGE, (name for name in names if name > after))))
 
     def _check(self) -> None:
         """Raise a store error if files cannot be made, `InvalidKey` if the keys are not right."""

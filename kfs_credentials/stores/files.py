@@ -212,15 +212,18 @@ class DurableFileStorage(FileSystemStorage):
         return removed
 
     def names(self, directory: str) -> Iterator[str]:
-        """Yield the names of the files in `directory`, in no order; temporary files are left out.
+        """Yield the names of the files in `directory`, in no order.
+
+        A temporary file, left behind by a writer that died, counts as the file that it was to be: removing that one
+        removes it. So a name may come twice.
 
         Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`.
         """
         try:
             with os.scandir(self.path(directory)) as entries:
                 for entry in entries:
-                    if entry.is_file(follow_symlinks=False) and not entry.name.endswith(TEMPORARY):
-                        yield entry.name
+                    if entry.is_file(follow_symlinks=False):
+                        yield entry.name.removesuffix(TEMPORARY)
         except FileNotFoundError:
             self._check_location()
         except (OSError, SuspiciousFileOperation) as error:

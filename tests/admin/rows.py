@@ -19,6 +19,7 @@ from kfs_credentials.models import (
     JobError,
     Purpose,
     RefState,
+    Round,
     RunState,
     SecretObject,
     Source,
@@ -115,6 +116,20 @@ class AcknowledgementFactory(factory.django.DjangoModelFactory[Acknowledgement])
     shape = AcknowledgedShape.STRING
     acknowledged_by = "an operator"
     acknowledged_at = factory.LazyFunction(timezone.now)
+
+
+class RoundFactory(factory.django.DjangoModelFactory[Round]):
+    """A sweep that a worker is at."""
+
+    class Meta:
+        model = Round
+
+    name = Round.SWEEP
+    worker_id = "worker#1"
+    lease_token = factory.LazyFunction(uuid.uuid4)
+    lease_expires_at = factory.LazyFunction(lambda: timezone.now() + dt.timedelta(hours=1))
+    started_at = factory.LazyFunction(timezone.now)
+    found = 3
 
 
 def set_ref(source: Source, ref: str) -> None:

@@ -19,18 +19,24 @@ from kfs_credentials.admin.source import MOST_BYTES
 from kfs_credentials.crypto import new_ref
 from kfs_credentials.models import (
     Acknowledgement,
+    Attention,
     KnowledgeSpace,
+    RefState,
+    Round,
     SecretObject,
     Source,
     SourceCredentialBackfill,
     SourceSecretLifecycleRef,
 )
 from tests.admin.conftest import MakeClient, list_page, page_of
-from tests.admin.rows import AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, set_ref
+from tests.admin.rows import AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, RoundFactory, set_ref
 from tests.factories import SourceFactory, SpaceFactory
 
 CANARY = "canary-5d1f"
-MODELS = (Acknowledgement, KnowledgeSpace, SecretObject, Source, SourceCredentialBackfill, SourceSecretLifecycleRef)
+MODELS = (
+    *(Acknowledgement, KnowledgeSpace, Round, SecretObject, Source, SourceCredentialBackfill),
+    SourceSecretLifecycleRef,
+)
 SECRETS = {
     "auth": {"api_key": CANARY, "items": [{"tokens": [CANARY]}]},
     "nextPageToken": CANARY,
@@ -54,7 +60,7 @@ METADATA: list[Any] = [
 @pytest.fixture
 def rows(db: None) -> list[str]:
     """Make rows in every table, with secrets in them; return the full refs."""
-    refs = [new_ref() for _ in range(4)]
+    refs = [new_ref() for _ in range(5)]
     space = SpaceFactory.create(description=f"see https://user:{CANARY}@wiki")
     sources = [
         SourceFactory.create(
@@ -68,7 +74,10 @@ def rows(db: None) -> list[str]:
     set_ref(sources[0], refs[0])
     RefFactory.create(source=sources[0], credential_ref=refs[0])
     RefFactory.create(leased=True, credential_ref=refs[1], last_error_code=CANARY, last_error_message=CANARY)
-    ObjectFactory.create(credential_ref=refs[0])
+    ObjectFactory.create(credential_ref=refs[0], abandoned_by="me", abandoned_reason=f"https://user:{CANARY}@host")
+    RefFactory.create(credential_ref=refs[4], state=RefState.RETIRED)
+    ObjectFactory.create(credential_ref=refs[4], attention=Attention.DISPLACED)
+    RoundFactory.create()
     JobFactory.create(source=sources[1], candidate_credential_ref=refs[2], last_error_message=CANARY)
     JobFactory.create(source=sources[2], leased=True, candidate_credential_ref=refs[3], last_error_code=CANARY)
     AcknowledgementFactory.create(source_id=sources[1].pk)
@@ -107,7 +116,7 @@ def test_no_page_shows_a_secret_to_a_superuser(
     for row in (row for model in MODELS for row in model._default_manager.all()):
         assert page_of(row) in pages, "the crawl comes to every row"
         assert page_of(row, "history") in pages
-    filters = {"?state=failed", "?tenant=tenant-a", "?credentials=legacy", "?shape=string"}
+    filters = {"?state=failed", "?tenant=tenant-a", "?credentials=legacy", "?shape=string", "?attention=any"}
     assert all(any(address.endswith(one) for address in pages) for one in filters), "and through the filters"
     assert any(rows[0] in text for text in pages.values())
 
@@ -122,12 +131,12 @@ def test_no_page_shows_a_secret_or_a_full_ref_to_others(rows: list[str], client_
 
 def test_full_refs_are_shown_to_who_may_see_them(rows: list[str], client_with: MakeClient) -> None:
     pages = crawl(client_with("view_full_ref"))
-    assert page_of(SecretObject.objects.get()) in pages
+    assert all(page_of(row) in pages for row in SecretObject.objects.all())
     assert all(any(ref in text for text in pages.values()) for ref in rows)
 
 
 def test_the_page_of_an_object_is_closed_to_others(rows: list[str], client_with: MakeClient) -> None:
-    assert client_with().get(page_of(SecretObject.objects.get())).status_code == 403
+    assert client_with().get(page_of(SecretObject.objects.get(pk=rows[0]))).status_code == 403
 
 
 LOOKUPS = (

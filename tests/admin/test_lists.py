@@ -18,8 +18,11 @@ from kfs_credentials.crypto import new_ref
 from kfs_credentials.models import (
     AcknowledgedShape,
     Acknowledgement,
+    Attention,
     KnowledgeSpace,
+    RefError,
     RefState,
+    Round,
     RunState,
     SecretObject,
     Source,
@@ -27,10 +30,13 @@ from kfs_credentials.models import (
     SourceSecretLifecycleRef,
 )
 from tests.admin.conftest import list_page
-from tests.admin.rows import AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, set_ref
+from tests.admin.rows import AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, RoundFactory, set_ref
 from tests.factories import SourceFactory, SpaceFactory
 
-MODELS = (Acknowledgement, KnowledgeSpace, SecretObject, Source, SourceCredentialBackfill, SourceSecretLifecycleRef)
+MODELS = (
+    *(Acknowledgement, KnowledgeSpace, Round, SecretObject, Source, SourceCredentialBackfill),
+    SourceSecretLifecycleRef,
+)
 AN_HOUR = dt.timedelta(hours=1)
 
 
@@ -62,6 +68,25 @@ def test_refs_by_state(admin_client: Client) -> None:
         assert listed(admin_client, SourceSecretLifecycleRef, f"?state={state}") == [row.pk]
     assert listed(admin_client, SourceSecretLifecycleRef, "?state=deleting") == [expired.pk]
     assert listed(admin_client, SourceSecretLifecycleRef, "?state=expired") == [expired.pk]
+
+
+def test_refs_by_attention(admin_client: Client) -> None:
+    by_reason = {reason: RefFactory.create(state=RefState.RETIRED) for reason in Attention}
+    for reason, row in by_reason.items():
+        ObjectFactory.create(credential_ref=row.credential_ref, attention=reason)
+    given_up = RefFactory.create(state=RefState.RETIRED, last_error_code=RefError.ABANDONED)
+    ObjectFactory.create(credential_ref=given_up.credential_ref, abandoned_reason="the bucket is gone")
+    RefFactory.create(state=RefState.RETIRED)
+    for reason, row in by_reason.items():
+        assert listed(admin_client, SourceSecretLifecycleRef, f"?attention={reason}") == [row.pk]
+    everything = {row.pk for row in by_reason.values()}
+    assert set(listed(admin_client, SourceSecretLifecycleRef, "?attention=any")) == everything
+    assert listed(admin_client, SourceSecretLifecycleRef, "?attention=abandoned") == [given_up.pk]
+    assert listed(admin_client, SourceSecretLifecycleRef, "?attention=nonsense") == []
+    text = admin_client.get(list_page(SourceSecretLifecycleRef)).text
+    for reason in Attention:
+        assert f">{reason.label}</td>" in text
+    assert "A person gave up on the erasure: the object was not erased." in text
 
 
 def test_refs_that_are_due_come_first(admin_client: Client) -> None:
@@ -168,9 +193,10 @@ def test_lists_take_the_same_few_queries_however_long_they_are(
 ) -> None:
     for _ in range(30):
         job = JobFactory.create()
-        RefFactory.create(source=job.source)
-        ObjectFactory.create()
+        ref = RefFactory.create(source=job.source)
+        ObjectFactory.create(credential_ref=ref.credential_ref, attention=Attention.DISPLACED)
         AcknowledgementFactory.create()
+        RoundFactory.create(name=f"patrol:{job.pk}")
     # Session, user; tenants, count, rows. A search looks up a source and a space first, and what is gone.
     with django_assert_max_num_queries(5):
         admin_client.get(list_page(model))

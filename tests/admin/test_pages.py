@@ -19,13 +19,16 @@ from kfs_credentials.crypto import new_ref
 from kfs_credentials.models import (
     JobError,
     KnowledgeSpace,
+    Purpose,
+    RefError,
     RefState,
+    Round,
     Source,
     SourceCredentialBackfill,
     SourceSecretLifecycleRef,
 )
 from tests.admin.conftest import MakeClient, list_page, page_of
-from tests.admin.rows import JobFactory, ObjectFactory, RefFactory, set_ref
+from tests.admin.rows import JobFactory, ObjectFactory, RefFactory, RoundFactory, set_ref
 from tests.factories import SourceFactory, SpaceFactory
 
 
@@ -143,6 +146,13 @@ def test_a_source_its_job_and_its_refs_lead_to_each_other(admin_client: Client) 
     assert f"{list_page(SourceCredentialBackfill)}?q={job.pk}" in text
 
 
+def test_a_ref_that_no_job_reserved_leads_to_none(admin_client: Client) -> None:
+    row = RefFactory.create(purpose=Purpose.ROTATE, operation_id="<b>of a caller")
+    text = admin_client.get(page_of(row)).text
+    assert "&lt;b&gt;of a caller" in text
+    assert f"{list_page(SourceCredentialBackfill)}?q=" not in text
+
+
 def test_a_ref_outlives_its_source(admin_client: Client) -> None:
     row = RefFactory.create()
     text = admin_client.get(page_of(row)).text
@@ -169,6 +179,10 @@ def test_errors_are_shown_by_their_code_and_never_by_their_text(admin_client: Cl
         "The object at the candidate ref is damaged or another's. (SOURCE_SECRET_INTEGRITY_FAILED)"
     )
     assert display.error(JobError.INTEGRITY, code=False) == "The object at the candidate ref is damaged or another's."
+    assert display.error(RefError.RETAINED) == (
+        "The secret store may not erase the object yet. (SOURCE_SECRET_RETAINED)"
+    )
+    assert display.error(RefError.RETAINED, code=False) == "The secret store may not erase the object yet."
     assert display.error("SOMETHING_OF_THE_NODE_SERVICE") == "SOMETHING_OF_THE_NODE_SERVICE"
     assert display.error("text from outside") == "unknown"
     assert display.error(None) == display.error("") == "-"
@@ -188,12 +202,35 @@ def test_pages_of_rows_that_there_are_not(model: str, object_id: str, admin_clie
 
 def test_pages_take_few_queries(admin_client: Client, django_assert_max_num_queries: Any) -> None:
     source = SourceFactory.create()
-    rows = [source, JobFactory.create(source=source), source.knowledge_space, ObjectFactory.create()]
+    rows = [
+        source,
+        JobFactory.create(source=source),
+        source.knowledge_space,
+        ObjectFactory.create(),
+        RoundFactory.create(),
+    ]
     rows += [RefFactory.create(source=source) for _ in range(5)]
     for row in rows:
-        # Session, user, the row; of a source its JSON, job and refs.
+        admin_client.get(page_of(row))  # Django remembers the ids of content types
+        # Session, user, the row; of a source its JSON, job and refs; of a ref its object, its source, its decisions.
         with django_assert_max_num_queries(6):
             admin_client.get(page_of(row))
+
+
+def test_who_is_at_a_round_and_what_it_covers(admin_client: Client) -> None:
+    sweep = RoundFactory.create(covers_until="2025-03-04T15:06:07Z")
+    patrol = RoundFactory.create(name=Round.patrol("default"), worker_id=None, lease_token=None, lease_expires_at=None)
+    text = admin_client.get(page_of(sweep)).text
+    assert "worker#1" in text
+    assert "lease ends" in text
+    assert "March 4, 2025" in text
+    text = admin_client.get(page_of(patrol)).text
+    assert "patrol:default" in text
+    assert "lease ends" not in text
+    assert 'id="searchbar"' not in admin_client.get(list_page(Round)).text
+    answer = admin_client.get(list_page(Round, "?q=sweep"))
+    told = [str(message) for message in answer.context["messages"]]
+    assert told == ["That is neither an id nor a ref. Rounds have names, and there are few of them."]
 
 
 def test_refs_in_full_and_shortened(admin_client: Client, client_with: MakeClient) -> None:

@@ -18,9 +18,10 @@ from django.urls import reverse
 from kfs_credentials.models import KnowledgeSpace, Source, SourceCredentialBackfill, SourceSecretLifecycleRef
 from kfs_credentials.stores import secret_stores
 from tests.admin.conftest import MakeClient, list_page, page_of
-from tests.admin.rows import AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory
+from tests.admin.rows import AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, RoundFactory
 
-MAKERS = (AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory)
+OWN = ("kfs_credentials_secret_object", "kfs_credentials_acknowledgement", "kfs_credentials_round")
+MAKERS = (AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, RoundFactory)
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def everything() -> list[Any]:
     tables = ("knowledge_spaces", "sources", "source_credential_backfills", "source_secret_lifecycle_refs")
     found = []
     with connection.cursor() as cursor:
-        for table in (*tables, "kfs_credentials_secret_object", "kfs_credentials_acknowledgement"):
+        for table in (*tables, *OWN):
             cursor.execute(f"SELECT {table}::text FROM {table} ORDER BY 1")
             found.append(cursor.fetchall())
     return found
@@ -43,7 +44,7 @@ def test_every_model_is_registered_and_the_checks_pass() -> None:
     from django.apps import apps
 
     ours = set(apps.get_app_config("kfs_credentials").get_models())
-    assert len(ours) == 6
+    assert len(ours) == 7
     assert ours <= set(admin.site._registry)
     call_command("check", "--tag", "admin", "--fail-level", "WARNING")
 

@@ -13,7 +13,7 @@ from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
-from kfs_credentials.admin import backfill
+from kfs_credentials.admin import confirm as confirming
 from kfs_credentials.models import RefState, RunState, Source, SourceCredentialBackfill, SourceSecretLifecycleRef
 from tests.admin.conftest import MakeClient, list_page, page_of
 from tests.admin.rows import JobFactory, RefFactory
@@ -151,13 +151,13 @@ def test_jobs_that_have_not_failed(client: Client) -> None:
 
 
 def test_more_jobs_than_can_be_shown(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfill, "MOST_JOBS", 2)
+    monkeypatch.setattr(confirming, "MOST_ROWS", 2)
     jobs = [failed_job() for _ in range(3)]
     select(client, jobs[0], across=True)
     assert told(client) == [
         "At most 2 jobs can be retried at once here. Filter the list, or run manage.py retry_credential_backfill --all."
     ]
-    monkeypatch.setattr(backfill, "MOST_JOBS", 3)
+    monkeypatch.setattr(confirming, "MOST_ROWS", 3)
     confirm(client, select(client, jobs[0], across=True))
     assert {state_of(job) for job in jobs} == {RunState.QUEUED}
 
@@ -199,7 +199,7 @@ def test_a_confirmation_that_is_not_ours(client: Client, rows: str | None) -> No
     address = reverse("admin:kfs_credentials_sourcecredentialbackfill_retry")
     response = client.post(address, {} if rows is None else {"rows": rows})
     assert response["Location"] == list_page(JOBS)
-    assert told(client) == ["This confirmation cannot be read. Select the jobs again."]
+    assert told(client) == ["This confirmation cannot be read. Select the rows again."]
 
 
 def test_following_a_link_to_the_confirmation_does_nothing(client: Client) -> None:

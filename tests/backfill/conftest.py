@@ -11,9 +11,9 @@ import pytest
 from django.db import connection
 
 from kfs_credentials.backfill import Backfill
+from kfs_credentials.backfill_worker import BackfillSummary, BackfillWorker
 from kfs_credentials.status import read_left
 from kfs_credentials.stores.encrypted import EncryptedStore
-from kfs_credentials.worker import BackfillWorker, Summary
 
 Other = psycopg.Connection[Any]
 Files = Callable[[], list[Path]]
@@ -37,10 +37,10 @@ def steps(new_steps: Callable[..., Backfill]) -> Backfill:
 
 
 @pytest.fixture
-def run(steps: Backfill) -> Callable[..., Summary]:
+def run(steps: Backfill) -> Callable[..., BackfillSummary]:
     """Return a function that runs a worker to its end."""
 
-    def drain(**options: Any) -> Summary:
+    def drain(**options: Any) -> BackfillSummary:
         given = {"remaining": lambda: read_left("default"), "batch_size": 10, **options}
         return BackfillWorker(steps, **given).run()
 

@@ -219,6 +219,6 @@ def test_a_claim_whose_answer_was_lost_is_given_back_and_not_taken_for_a_crash(s
     sources = queue(steps, 1)
     batch = steps.claim(1)
     assert batch is not None
-    steps._leasing = batch.lease  # as it is when the connection broke in the commit
+    steps.leases._taking = batch.lease  # as it is when the connection broke in the commit
     assert claimed(steps) == sources
     assert SourceCredentialBackfill.objects.get().retry_count == 0

@@ -11,10 +11,10 @@ from django.db import connection
 from django.utils import timezone
 
 from kfs_credentials.backfill import Backfill
+from kfs_credentials.backfill_worker import BackfillSummary
 from kfs_credentials.conf import key_ring
 from kfs_credentials.crypto import Scope, fingerprint, parse_json
 from kfs_credentials.models import RunState, SecretObject, Source, SourceCredentialBackfill, SourceSecretLifecycleRef
-from kfs_credentials.worker import Summary
 from tests.backfill.conftest import Change, Files, Other
 from tests.factories import SourceFactory, SpaceFactory
 
@@ -81,7 +81,7 @@ def test_a_source_with_a_job_is_left_to_that_job(steps: Backfill, state: str) ->
 
 
 def test_credentials_that_are_back_after_a_job_succeeded_get_the_same_row_and_a_fresh_candidate(
-    steps: Backfill, run: Callable[..., Summary]
+    steps: Backfill, run: Callable[..., BackfillSummary]
 ) -> None:
     source = SourceFactory.create()
     run()
@@ -137,7 +137,7 @@ def test_a_job_that_came_between_page_and_reservation_is_somebody_elses(
 
 
 def test_a_version_below_one_is_legal_in_sources_and_awkward_elsewhere(
-    steps: Backfill, run: Callable[..., Summary]
+    steps: Backfill, run: Callable[..., BackfillSummary]
 ) -> None:
     source = SourceFactory.create(version=-1)
     steps.discover(10)

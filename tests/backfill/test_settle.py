@@ -13,6 +13,7 @@ from django.db import DatabaseError, connection
 from django.db.models.functions import Now
 
 from kfs_credentials.backfill import Backfill
+from kfs_credentials.backfill_worker import BackfillSummary
 from kfs_credentials.batch import Batch, Move
 from kfs_credentials.crypto import Scope
 from kfs_credentials.errors import LeaseLost, StoreUnavailable
@@ -26,7 +27,6 @@ from kfs_credentials.models import (
     SourceSecretLifecycleRef,
 )
 from kfs_credentials.stores.encrypted import EncryptedStore
-from kfs_credentials.worker import Summary
 from tests.backfill.conftest import Change, Files, Other
 from tests.factories import SourceFactory
 
@@ -131,7 +131,7 @@ def test_what_is_known_of_the_object_is_corrected_by_the_receipt(steps: Backfill
 
 
 def test_changed_credentials_are_never_activated(
-    steps: Backfill, run: Callable[..., Summary], store: EncryptedStore
+    steps: Backfill, run: Callable[..., BackfillSummary], store: EncryptedStore
 ) -> None:
     source = SourceFactory.create(credentials={"token": "old"})
     batch = put(steps)
@@ -212,7 +212,7 @@ def test_a_source_that_names_the_candidate_already_is_taken_as_it_is(steps: Back
 
 
 def test_a_locked_source_is_passed_over_and_comes_again(
-    steps: Backfill, other: Other, run: Callable[..., Summary]
+    steps: Backfill, other: Other, run: Callable[..., BackfillSummary]
 ) -> None:
     held, free = SourceFactory.create(), SourceFactory.create()
     batch = put(steps)
@@ -431,7 +431,7 @@ def test_another_secret_at_the_candidates_address_is_a_conflict_and_stands(
 
 
 def test_where_only_rounding_differs_the_exact_value_gets_a_fresh_ref(
-    steps: Backfill, store: EncryptedStore, run: Callable[..., Summary], kfs_settings: Change
+    steps: Backfill, store: EncryptedStore, run: Callable[..., BackfillSummary], kfs_settings: Change
 ) -> None:
     """The Node service put the value with its big integers rounded, and died."""
     source = SourceFactory.create(credentials={"n": 9007199254740993})

@@ -13,12 +13,13 @@ from django.db import connection, connections
 from django.db.models.functions import Now
 
 from kfs_credentials.backfill import Backfill
-from kfs_credentials.batch import Move
+from kfs_credentials.backfill_worker import BackfillSummary, BackfillWorker
+from kfs_credentials.batch import Batch, Move
 from kfs_credentials.errors import ImproperlyPrepared, StoreDenied, StoreUnavailable
 from kfs_credentials.models import JobError, RunState, Source, SourceCredentialBackfill
 from kfs_credentials.status import read_left
 from kfs_credentials.stores.encrypted import EncryptedStore
-from kfs_credentials.worker import BackfillWorker, Backoff, End, Pace, Summary
+from kfs_credentials.worker import Backoff, End, Pace
 from tests.backfill.conftest import Change, Other
 from tests.factories import SourceFactory
 
@@ -49,7 +50,7 @@ def failing(store: EncryptedStore, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return fail
 
 
-def test_drains_to_the_last_source(run: Callable[..., Summary]) -> None:
+def test_drains_to_the_last_source(run: Callable[..., BackfillSummary]) -> None:
     SourceFactory.create_batch(25)
     summary = run()
     assert (summary.moves, summary.end, summary.lost) == ({Move.ACTIVATE: 25}, End.DRAINED, 0)
@@ -57,11 +58,11 @@ def test_drains_to_the_last_source(run: Callable[..., Summary]) -> None:
     assert Source.objects.referenced().count() == 25
 
 
-def test_nothing_to_do_ends_at_once(run: Callable[..., Summary]) -> None:
-    assert run() == Summary(empty_claims=1)
+def test_nothing_to_do_ends_at_once(run: Callable[..., BackfillSummary]) -> None:
+    assert run() == BackfillSummary(empty_claims=1)
 
 
-def test_limit_takes_so_many_and_no_more(run: Callable[..., Summary]) -> None:
+def test_limit_takes_so_many_and_no_more(run: Callable[..., BackfillSummary]) -> None:
     SourceFactory.create_batch(7)
     summary = run(limit=5, batch_size=2)
     assert (summary.moves, summary.end) == ({Move.ACTIVATE: 5}, End.LIMIT)
@@ -69,7 +70,7 @@ def test_limit_takes_so_many_and_no_more(run: Callable[..., Summary]) -> None:
     assert SourceCredentialBackfill.objects.count() == 5
 
 
-def test_progress_is_told_after_each_batch(run: Callable[..., Summary]) -> None:
+def test_progress_is_told_after_each_batch(run: Callable[..., BackfillSummary]) -> None:
     SourceFactory.create_batch(5)
     seen: list[int] = []
     run(batch_size=2, progress=lambda summary: seen.append(summary.moves[Move.ACTIVATE]))
@@ -131,15 +132,17 @@ def test_a_lease_that_is_lost_while_the_store_is_down_ends_no_run(
 ) -> None:
     SourceFactory.create_batch(20)
     failing(StoreUnavailable("down"))
-    real = worker._wait_for_store
+    real, lost = worker._renew, []
 
-    def lose(trouble: StoreUnavailable, also: Any) -> None:
-        also.lease.confirmed_at -= 61
+    def lose(batch: Batch) -> None:
+        batch.lease.confirmed_at -= 61
         SourceCredentialBackfill.objects.leased().update(lease_expires_at=Now() - timedelta(seconds=1))
-        real(trouble, also)
+        lost.append(batch)
+        real(batch)
 
-    monkeypatch.setattr(worker, "_wait_for_store", lose)
+    monkeypatch.setattr(worker, "_renew", lose)
     assert worker.run().end is End.DRAINED
+    assert lost
     assert Source.objects.referenced().count() == 20
 
 
@@ -215,7 +218,7 @@ def test_a_stop_does_not_wait_for_a_store_that_hangs(
 
 
 def test_an_outage_of_the_store_costs_no_attempt_and_ends_by_itself(
-    run: Callable[..., Summary], failing: Callable[..., list[int]], kfs_settings: Change
+    run: Callable[..., BackfillSummary], failing: Callable[..., list[int]], kfs_settings: Change
 ) -> None:
     kfs_settings(RETRY_MAX=0.01, RETRY_BASE=0.01)
     SourceFactory.create_batch(5)
@@ -236,7 +239,7 @@ def test_what_the_store_asks_for_is_kept() -> None:
 
 
 def test_a_store_that_stays_down_ends_the_drain_as_out_of_reach(
-    run: Callable[..., Summary], failing: Callable[..., list[int]], kfs_settings: Change
+    run: Callable[..., BackfillSummary], failing: Callable[..., list[int]], kfs_settings: Change
 ) -> None:
     kfs_settings(RETRY_BASE=0, RETRY_MAX=0.2, LEASE=0.2)
     SourceFactory.create()
@@ -248,7 +251,7 @@ def test_a_store_that_stays_down_ends_the_drain_as_out_of_reach(
 
 @pytest.mark.parametrize("batches", [1, 3])
 def test_a_store_that_denies_ends_the_run_and_nothing_has_failed(
-    run: Callable[..., Summary], failing: Callable[..., list[int]], batches: int
+    run: Callable[..., BackfillSummary], failing: Callable[..., list[int]], batches: int
 ) -> None:
     SourceFactory.create_batch(3 * batches)
     failing(StoreDenied("no"))
@@ -259,7 +262,7 @@ def test_a_store_that_denies_ends_the_run_and_nothing_has_failed(
 
 
 def test_unexpected_failures_are_retried_with_a_growing_delay_and_fail_in_the_end(
-    run: Callable[..., Summary], failing: Callable[..., list[int]], kfs_settings: Change
+    run: Callable[..., BackfillSummary], failing: Callable[..., list[int]], kfs_settings: Change
 ) -> None:
     kfs_settings(RETRY_BASE=0, RETRY_MAX=0, MAX_ATTEMPTS=3)
     SourceFactory.create()
@@ -273,7 +276,7 @@ def test_unexpected_failures_are_retried_with_a_growing_delay_and_fail_in_the_en
 def test_a_batch_that_takes_longer_than_its_lease_is_renewed(
     worker: BackfillWorker, store: EncryptedStore, monkeypatch: pytest.MonkeyPatch, other: Other
 ) -> None:
-    worker.steps.lease_seconds = 0.5
+    worker.steps.leases.seconds = 0.5
     SourceFactory.create()
     real = store._put_many
     renewals: list[Any] = []
@@ -297,7 +300,7 @@ def test_secrets_a_second_are_limited_in_even_batches() -> None:
 
 
 def test_a_limited_run_takes_a_seconds_worth_at_a_time(
-    run: Callable[..., Summary], failing: Callable[..., list[int]], kfs_settings: Change
+    run: Callable[..., BackfillSummary], failing: Callable[..., list[int]], kfs_settings: Change
 ) -> None:
     kfs_settings(RATE_LIMIT=40)
     SourceFactory.create_batch(50)
@@ -324,7 +327,7 @@ def test_a_connection_that_is_lost_is_made_anew_and_costs_no_attempt(
         return real(entries, deadline=deadline)
 
     monkeypatch.setattr(store, "_put_many", put_many)
-    worker.steps.lease_seconds = 1.0
+    worker.steps.leases.seconds = 1.0
     assert worker.run().end is End.DRAINED
     assert Source.objects.referenced().count() == 30
     assert set(SourceCredentialBackfill.objects.values_list("run_state", "retry_count")) == {("succeeded", 0)}
@@ -369,7 +372,7 @@ def test_smaller_batches_where_a_statement_takes_too_long(worker: BackfillWorker
             cursor.execute("DROP FUNCTION slow CASCADE")
 
 
-def test_a_database_that_refuses_says_what_to_do(run: Callable[..., Summary]) -> None:
+def test_a_database_that_refuses_says_what_to_do(run: Callable[..., BackfillSummary]) -> None:
     SourceFactory.create()
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE kfs_credentials_secret_object RENAME TO hidden")

@@ -48,7 +48,28 @@ CREATE TABLE "kfs_credentials_secret_object" (
   "key_id" TEXT,
   "size" INTEGER,
   "created_at" TIMESTAMPTZ NOT NULL,
-  "updated_at" TIMESTAMPTZ NOT NULL
+  "updated_at" TIMESTAMPTZ NOT NULL,
+  "first_claimed_at" TIMESTAMPTZ,
+  "first_erased_at" TIMESTAMPTZ,
+  "receipt" TEXT,
+  "attention" TEXT,
+  "abandoned_at" TIMESTAMPTZ,
+  "abandoned_by" TEXT,
+  "abandoned_reason" TEXT
+);
+CREATE INDEX "kfs_credentials_secret_object_digest_idx"
+  ON "kfs_credentials_secret_object" (sha256((replace("credential_ref", '\\', ''))::bytea));
+CREATE INDEX "kfs_credentials_secret_object_attention_idx"
+  ON "kfs_credentials_secret_object" ("attention") WHERE "attention" IS NOT NULL;
+CREATE TABLE "kfs_credentials_round" (
+  "name" TEXT PRIMARY KEY NOT NULL,
+  "worker_id" TEXT,
+  "lease_token" UUID,
+  "lease_expires_at" TIMESTAMPTZ,
+  "started_at" TIMESTAMPTZ,
+  "covers_until" TIMESTAMPTZ,
+  "completed_at" TIMESTAMPTZ,
+  "found" INTEGER NOT NULL
 );
 CREATE TABLE "kfs_credentials_acknowledgement" (
   "source_id" UUID PRIMARY KEY NOT NULL,
@@ -76,7 +97,9 @@ SOURCE_COLUMNS = [
 # Patience of the tests, for what happens at once on a machine that is not busy.
 DEADLINE = 60.0  # seconds
 
-MIGRATIONS = ["0001_base", "0002_source_indexes", "0003_ledger", "0004_own_tables", "0005_register_refs"]
+MIGRATIONS = [
+    *("0001_base", "0002_source_indexes", "0003_ledger", "0004_own_tables", "0005_register_refs", "0006_erasure"),
+]
 
 
 class Host:

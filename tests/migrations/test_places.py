@@ -27,7 +27,7 @@ def tables(host: Host) -> dict[str, set[str]]:
 
 HOSTS = {"knowledge_spaces", "sources"}
 LEDGER = {"source_credential_backfills", "source_secret_lifecycle_refs"}
-OWN = {"kfs_credentials_secret_object", "kfs_credentials_acknowledgement"}
+OWN = {"kfs_credentials_secret_object", "kfs_credentials_acknowledgement", "kfs_credentials_round"}
 
 
 @pytest.mark.parametrize("start", STARTS)

@@ -29,7 +29,7 @@ def test_refused_while_refs_are_not_erased(make_host: MakeHost, catalog_of: Cata
     host.migrate()
     objects, ledger, sources = catalog(host), host.dump("source_secret_lifecycle_refs"), host.dump("sources")
 
-    for target in ("zero", "0004_own_tables", "0002_source_indexes"):
+    for target in ("zero", "0005_register_refs", "0004_own_tables", "0002_source_indexes"):
         # 7 in sources; staged, candidate (twice), retired and deleting. The deleted one is erased.
         assert refusal(host, target) == refused(12)
         assert host.recorded() == MIGRATIONS
@@ -91,6 +91,18 @@ def test_step_by_step(host: Host) -> None:
     for target in MIGRATIONS:
         host.migrate(target)
     assert host.recorded() == MIGRATIONS
+
+
+def test_back_to_before_erasure_and_forward_again(host: Host) -> None:
+    host.migrate("0005_register_refs")
+    before = catalog(host)
+    host.migrate()
+    after = catalog(host)
+    host.run("INSERT INTO kfs_credentials_round (name, found) VALUES ('sweep', 0)")
+    host.migrate("0005_register_refs")
+    assert catalog(host) == before
+    host.migrate()
+    assert catalog(host) == after
 
 
 def test_our_index_may_have_been_dropped(host: Host) -> None:

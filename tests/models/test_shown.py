@@ -27,8 +27,9 @@ ROWS = {
     f"{SHORT_REF} (active)": models.SourceSecretLifecycleRef(
         id=ID, credential_ref=REF, state="active", last_error_message=CANARY
     ),
-    SHORT_REF: models.SecretObject(credential_ref=REF, store=CANARY),
+    SHORT_REF: models.SecretObject(credential_ref=REF, store=CANARY, abandoned_by=CANARY, abandoned_reason=CANARY),
     f"{ID} (string)": models.Acknowledgement(source_id=ID, shape="string", acknowledged_by=CANARY),
+    "sweep": models.Round(name=models.Round.SWEEP, worker_id=CANARY),
 }
 
 

@@ -86,7 +86,8 @@ class ProcessesContract:
             except SecretNotFound:
                 visible = False
             found[visible] += 1
-            assert (backdoor.name(ref) in store.list()) == visible
+            # What it left behind of a secret that is not visible may be listed too, so that it can be erased.
+            assert not visible or backdoor.name(ref) in store.list()
             store.put(SCOPE, ref, value)
             assert store.get(SCOPE, ref) == value
         # Some were killed before the secret was visible, and some after.

@@ -22,7 +22,7 @@ from kfs_credentials.errors import (
     SecretNotFound,
     StoreMisconfigured,
 )
-from kfs_credentials.stores import Receipt, directory
+from kfs_credentials.stores import Address, Receipt, directory
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.stores.files import DurableFileStorage
 from tests.stores import contract
@@ -64,7 +64,6 @@ class FilesBackdoor:
         objects = self.path(new_ref()).parent
         for name in ("README", f"{'0' * 64}.txt", f"{'0' * 63}.enc", f"{'A' * 64}.enc", f"x{'0' * 64}.enc"):
             (objects / name).write_bytes(b"x")
-        (objects / f"{'0' * 64}.enc.tmp").write_bytes(b"x")
         (objects / f"{'1' * 64}.enc").mkdir()
         (objects / f"{'2' * 64}.enc").symlink_to(objects / "README")
         (self.location / f"{'3' * 64}.enc").write_bytes(b"x")
@@ -224,6 +223,21 @@ def test_a_list_of_several_pages_misses_nothing(store: EncryptedStore, monkeypat
             (gone,) = (ref for ref in refs if object_name(ref) == names[20])
             store.delete(SCOPE, gone)
     assert found == [name for name in names if name != names[20]]
+
+
+def test_what_a_writer_left_behind_is_listed_as_its_object_once_and_erased_with_it(
+    store: EncryptedStore, secrets_directory: Path
+) -> None:
+    """Where files have names before they are complete: else nothing would ever find the leftover."""
+    stored, unfinished = new_ref(), new_ref()
+    store.put(SCOPE, stored, VALUE)
+    for ref in (stored, unfinished):
+        (secrets_directory / f"{object_name(ref)}.tmp").write_bytes(b"x")
+
+    assert list(store.list()) == sorted([object_name(stored), object_name(unfinished)])
+    assert store.delete_many([Address(SCOPE, stored), Address(SCOPE, unfinished)]) == [True, False]
+    assert list(store.list()) == []
+    assert [path for path in secrets_directory.rglob("*") if path.is_file()] == []
 
 
 def test_the_check_says_what_is_wrong_with_the_keys(store: EncryptedStore, kfs_settings: Callable[..., None]) -> None:

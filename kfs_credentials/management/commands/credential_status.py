@@ -23,6 +23,7 @@ GROUPS = {
     "backfills": "backfills",
     "  by code": "failures",
     "ledger": "ledger",
+    "rounds": "rounds",
     "acknowledged": "acknowledged",
 }
 MEANINGS = {
@@ -32,6 +33,7 @@ MEANINGS = {
     ("sources", "too_large"): "legacy ones that failed, being larger than MAX_SECRET_BYTES",
     ("sources", "referenced"): "a ref: the credentials are in the secret store",
     ("sources", "both"): "a ref, and credentials that somebody wrote back in clear",
+    ("sources", "dangling"): "a ref that the ledger does not have as theirs and in use",
     ("backfills", "queued"): "jobs that wait for a worker, or for their next attempt",
     ("backfills", "running"): "jobs that a worker has leased",
     ("backfills", "failed"): "jobs that wait for a person",
@@ -40,7 +42,16 @@ MEANINGS = {
     ("ledger", "candidate"): "reserved by the backfill",
     ("ledger", "active"): "in use by their sources",
     ("ledger", "retired"): "no longer used, to be erased",
-    ("ledger", "overdue"): "whose next move is due",
+    ("ledger", "deleting"): "that a worker is erasing",
+    ("ledger", "deleted"): "erased",
+    ("ledger", "overdue"): "whose next move is due: run_secret_cleanup makes it",
+    ("ledger", "waiting"): "whose next move comes later",
+    ("ledger", "parked"): "whose erasure fails, or that the store keeps",
+    ("ledger", "displaced"): "newer than the ref that their source names again",
+    ("ledger", "abandoned"): "not erased, by a person's decision",
+    ("rounds", "unknown_objects"): "objects that no ledger row accounts for, at the last patrol",
+    ("rounds", "last_sweep_seconds"): "since all refs were last looked at",
+    ("rounds", "last_patrol_seconds"): "since all objects were last looked at",
     ("acknowledged", "unsupported"): "settled: they count as looked at",
     ("acknowledged", "too_large"): "settled: they count as looked at",
 }
@@ -60,8 +71,8 @@ examples:
   manage.py credential_status --format json
   manage.py credential_status --check              for scripts: the exit code says whether all is done
 
-Without --check the exit code is 0 whatever is found. With it, 4 means that something is left to move,
-and 3 that nothing is, but that a person has to look at something.
+Without --check the exit code is 0 whatever is found. With it, 4 means that something is left to move or
+to erase now, and 3 that nothing is, but that a person has to look at something.
 """
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -85,18 +96,23 @@ and 3 that nothing is, but that a person has to look at something.
     def _print(self, status: Status) -> None:
         rows = []
         for title, name in GROUPS.items():
-            counts: dict[str, int] = getattr(status, name)
+            counts: dict[str, int | None] = getattr(status, name)
             for place, (member, count) in enumerate(counts.items()):
                 words = printable(member) if name == "failures" else member.replace("_", " ")
-                rows.append((title if place == 0 else "", words, f"{count:,}", MEANINGS.get((name, member), "")))
+                shown = "never" if count is None else f"{count:,}"
+                rows.append((title if place == 0 else "", words, shown, MEANINGS.get((name, member), "")))
         self.table(rows, right=(2,))
 
     def _verdict(self, status: Status) -> str:
         movable, queued, running = status.left
         findings = self._findings(status)
-        if any(status.left):
-            line = f"Not finished: {movable:,} to move, {counted(queued, 'job')} queued, {running:,} running."
-            line += f" Run {self.command('run_credential_backfill')}."
+        if any(status.left) or status.ledger["overdue"]:
+            line = "Not finished:"
+            if any(status.left):
+                line += f" {movable:,} to move, {counted(queued, 'job')} queued, {running:,} running."
+                line += f" Run {self.command('run_credential_backfill')}."
+            if overdue := status.ledger["overdue"]:
+                line += f" {counted(overdue, 'ref')} overdue. Run {self.command('run_secret_cleanup')}."
             return f"{line} To look at besides: {findings}." if findings else line
         if findings:
             return f"Nothing is left to move. To look at: {findings}."
@@ -117,11 +133,25 @@ and 3 that nothing is, but that a person has to look at something.
                 f"{found['both']:,} with both a ref and credentials in clear (an old application writes them back: "
                 "stop it, then remove the key from their metadata)"
             )
+        found = status.ref_findings
+        if found["dangling"]:
+            parts.append(
+                f"{found['dangling']:,} whose ref is not in use by the ledger "
+                f"({self.command('run_secret_cleanup')} repairs what can be repaired, and names the others)"
+            )
+        if found["parked"]:
+            parts.append(
+                f"{counted(found['parked'], 'ref')} whose erasure fails (the admin shows them, and can try again)"
+            )
+        if found["displaced"]:
+            parts.append(f"{counted(found['displaced'], 'displaced ref')} (the admin can restore or discard them)")
+        if found["unknown_objects"]:
+            parts.append(f"{counted(found['unknown_objects'], 'object')} in the store that no ledger row accounts for")
         return "; ".join(parts)
 
 
 def exit_code(status: Status) -> Exit:
     """Return what a script is to be told about this status."""
-    if any(status.left):
+    if any(status.left) or status.ledger["overdue"]:
         return Exit.NOT_FINISHED
     return Exit.CLEAN if status.clean else Exit.LOOK

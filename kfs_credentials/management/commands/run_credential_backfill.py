@@ -8,25 +8,26 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError, InterfaceError
 
 from kfs_credentials.backfill import Backfill
+from kfs_credentials.backfill_worker import BackfillSummary, BackfillWorker
 from kfs_credentials.batch import Move
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import ImproperlyPrepared
 from kfs_credentials.leases import new_worker_name
-from kfs_credentials.management.commands.credential_status import exit_code
 from kfs_credentials.management.options import (
     Exit,
     WorkCommand,
     add_format_argument,
     add_selection_arguments,
+    add_settings_arguments,
     counted,
     positive,
-    positive_seconds,
     printable,
+    settings_given,
 )
 from kfs_credentials.management.progress import Progress
 from kfs_credentials.status import Status, read_left, read_plan, read_status
 from kfs_credentials.stores import secret_stores
-from kfs_credentials.worker import BackfillWorker, End, Summary
+from kfs_credentials.worker import End
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
@@ -58,13 +59,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         """Add the options."""
         super().add_arguments(parser)
         add_selection_arguments(parser)
-        for option, metavar, type_, setting, what in (
-            ("--batch-size", "N", positive, "BATCH_SIZE", "how many sources to take at a time"),
-            ("--threads", "N", positive, "STORE_THREADS", "how many threads talk to the store"),
-            ("--lease", "SECONDS", positive_seconds, "LEASE", "how long other workers keep off what this one took"),
-            ("--attempts", "N", positive, "MAX_ATTEMPTS", "how many attempts before a job has failed"),
-        ):
-            parser.add_argument(option, metavar=metavar, type=type_, help=f"{what} (default: the setting {setting})")
+        add_settings_arguments(parser, "--batch-size", "--threads", "--lease", "--attempts")
         parser.add_argument("--limit", metavar="N", type=positive, help="take at most N sources, then end")
         parser.add_argument(
             "--watch",
@@ -78,13 +73,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         """Run the worker, or count for `--dry-run`."""
         if options["dry_run"]:
             return self._dry_run(using, options)
-        given = {
-            "BATCH_SIZE": options["batch_size"],
-            "STORE_THREADS": options["threads"],
-            "LEASE": options["lease"],
-            "MAX_ATTEMPTS": options["attempts"],
-        }
-        with settings.overridden({name: value for name, value in given.items() if value is not None}):
+        with settings.overridden(settings_given(options)):
             return self._run(using, options)
 
     def _run(self, using: str, options: dict[str, Any]) -> Exit:
@@ -140,7 +129,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         value = {"plan": plan, **read_status(using, **selected).as_json()} if options["format"] == "json" else None
         return self.report(options["format"], value, line)
 
-    def _finish(self, using: str, options: dict[str, Any], summary: Summary, seconds: float) -> Exit:
+    def _finish(self, using: str, options: dict[str, Any], summary: BackfillSummary, seconds: float) -> Exit:
         try:
             status = read_status(using, tenant=options["tenant"], space=options["space"])
         except (DatabaseError, InterfaceError):
@@ -156,7 +145,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         line = f"{_counts(summary)} in {seconds:.1f} s. {self._next(code, summary, status)}"
         return self.report(options["format"], value, line, code)
 
-    def _next(self, code: Exit, summary: Summary, status: Status | None) -> str:
+    def _next(self, code: Exit, summary: BackfillSummary, status: Status | None) -> str:
         again, look = self.command("run_credential_backfill"), self.command("credential_status")
         if status is None:
             return f"What is left is not known, since the database is out of reach. Run {again} when it is back."
@@ -175,7 +164,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         return f"{reason}, nothing lost; {again} goes on."
 
 
-def _exit(summary: Summary, status: Status) -> Exit:
+def _exit(summary: BackfillSummary, status: Status) -> Exit:
     if summary.end is End.UNREACHABLE:
         return Exit.UNKNOWN
     if summary.end in (End.DENIED, End.STUCK, End.INTERRUPTED):
@@ -183,10 +172,12 @@ def _exit(summary: Summary, status: Status) -> Exit:
     movable, *jobs = status.left
     if summary.rejected and movable <= summary.rejected and not any(jobs):
         return Exit.LOOK
-    return exit_code(status)
+    if any(status.left):
+        return Exit.NOT_FINISHED
+    return Exit.CLEAN if status.moved else Exit.LOOK
 
 
-def _counts(summary: Summary) -> str:
+def _counts(summary: BackfillSummary) -> str:
     parts = [f"{summary.moves[move]:,} {move.value}" for move in Move if summary.moves[move]]
     if not summary.moves[Move.ACTIVATE]:
         parts.insert(0, "0 moved")

@@ -4,7 +4,8 @@ SELECT src.id, src.version, src.credential_ref,
   COALESCE(jsonb_typeof(src.metadata -> 'credentials') = 'object', FALSE),
   CASE WHEN jsonb_typeof(src.metadata -> 'credentials') = 'object'
     AND octet_length((src.metadata -> 'credentials')::text) <= %(bytes)s
-    THEN (src.metadata -> 'credentials')::text END
+    THEN (src.metadata -> 'credentials')::text END,
+  src.status = 'deleting'
 FROM sources src
 WHERE src.id = ANY (%(sources)s::uuid[])
 ORDER BY src.id

@@ -14,3 +14,14 @@ BEGIN
   END IF;
 END
 $kfs_credentials_reverse$;
+DROP TABLE "kfs_credentials_round";
+DROP INDEX "kfs_credentials_secret_object_attention_idx";
+DROP INDEX "kfs_credentials_secret_object_digest_idx";
+ALTER TABLE "kfs_credentials_secret_object"
+  DROP COLUMN "first_claimed_at",
+  DROP COLUMN "first_erased_at",
+  DROP COLUMN "receipt",
+  DROP COLUMN "attention",
+  DROP COLUMN "abandoned_at",
+  DROP COLUMN "abandoned_by",
+  DROP COLUMN "abandoned_reason";

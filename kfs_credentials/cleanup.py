@@ -1,0 +1,700 @@
+"""The cleanup's steps, in the order in which they happen: reconcile, sweep, erase, confirm, patrol, purge.
+
+- `reconcile` takes back what was reserved and never used.
+- `sweep` goes through the ledger and the sources, finds refs that nobody names any more, however that came about, and
+  `repair` looks after sources that name a ref which is not active.
+- `claim`, `start_delete` and `settle` erase what is due: a batch is leased in one transaction, erased while none is
+  open, and settled in another. An erasure is repeated once, after the horizon: a writer that was frozen can write late.
+- `patrol` goes through what the store lists, for what was written later still; `purge` then forgets final rows.
+
+Lock, then look, then write: whether a ref is in use is asked in a statement of its own, after its row is locked, since
+a statement that waits for a lock sees other tables as they were before.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import islice
+from typing import NamedTuple
+
+from django.db import OperationalError
+from psycopg.errors import LockNotAvailable
+
+from kfs_credentials import sql
+from kfs_credentials.conf import settings
+from kfs_credentials.crypto import Plaintext, Scope, validate_ref
+from kfs_credentials.errors import (
+    BeingDeleted,
+    CredentialsTooLarge,
+    InvalidRef,
+    InvalidScope,
+    KfsCredentialsError,
+    LeaseLost,
+    SecretIntegrityError,
+    SecretNotFound,
+    SecretRetained,
+    SecretStoreError,
+    ServiceError,
+    StoreDenied,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
+from kfs_credentials.leases import Lease, Leases
+from kfs_credentials.ledger import Moved, Operation, check_admission, point, reserve
+from kfs_credentials.models import Attention, Purpose, Receipt, RefError, RefState, Round, SecretObject, Source
+from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
+from kfs_credentials.models.ledger import LedgerQuerySet
+from kfs_credentials.redaction import short_ref
+from kfs_credentials.stores import Address, secret_stores
+from kfs_credentials.stores.base import Call
+from kfs_credentials.transactions import short_transaction
+
+logger = logging.getLogger(__name__)
+
+DAY = 86400.0
+PARKED_FOR = DAY
+"""How long a parked erasure waits before it is tried again."""
+LONGEST_EXPONENT = 20
+PAGE = 2000
+"""Rows, or objects, that a sweep or a patrol looks at in one step."""
+MOST_UNKNOWN = 10_000
+"""Unknown objects that one patrol keeps in mind, and counts."""
+NAMED = 20
+"""How many rows of a kind the log names."""
+
+
+def backoff(attempts: int, *, interval: float, longest_exponent: int = LONGEST_EXPONENT) -> float:
+    """Return the delay before an erasure is tried again, in the unit of `interval`, as knowledge-fs has it.
+
+    It doubles with each attempt that failed before, and is never above 24 hours (if `interval` is in seconds).
+    """
+    return min(interval * 2.0 ** min(attempts, longest_exponent), max(interval, DAY))
+
+
+class Outcome(enum.Enum):
+    """What became of a row that was claimed for erasure. Also the names under which they are counted."""
+
+    ERASED = "erased"
+    CONFIRMED = "confirmed"
+    RETRY = "to retry"
+    RETAINED = "retained by the store"
+    PARKED = "parked"
+    RELEASED = "released"
+
+
+class Repair(enum.Enum):
+    """What became of a source that names a ref which is not active."""
+
+    FINE = "fine by now"
+    LATER = "later"  # somebody holds the rows, or the ref is only just reserved
+    REINSTATED = "brought back"  # a stale save: the older ref is in use again, the newer one waits for a person
+    RESCUED = "rescued by a copy"
+    REGISTERED = "registered"
+    UNREADABLE = "unreadable"  # a person has to give it new credentials, or choose the newer ref
+    MISPLACED = "of another source"  # a person has to correct the source
+
+
+FINDINGS = (Repair.UNREADABLE, Repair.MISPLACED)
+
+
+@dataclass(slots=True)
+class Item:
+    """One ref that is being erased."""
+
+    id: uuid.UUID
+    tenant_id: str
+    space_id: uuid.UUID
+    source_id: uuid.UUID
+    ref: str
+    attempts: int
+    store: str = "default"
+    confirms: bool = False
+    """The horizon has passed since the first erasure."""
+    result: bool | KfsCredentialsError | None = None
+    """Whether it was there, or what the store raised; None if it was not asked."""
+
+    def address(self) -> Address | None:
+        """Return where the object lies, None if no object can lie there."""
+        try:
+            return Address(Scope(self.tenant_id, self.space_id, self.source_id), self.ref)
+        except InvalidScope as error:
+            self.result = error
+            return None
+
+
+@dataclass(slots=True)
+class Erasure:
+    """Refs under one lease, and the call to the store that is at work on them."""
+
+    lease: Lease
+    items: list[Item]
+    in_use: list[str] = field(default_factory=list)
+    """Refs that were due, and that a source names: not claimed, to be repaired."""
+    erasing: list[Item] = field(default_factory=list)
+    call: Call[list[bool | KfsCredentialsError]] | None = None
+
+    @property
+    def waiting(self) -> list[str]:
+        """The aliases of the stores that have not been asked yet."""
+        return sorted({item.store for item in self.items if item.result is None})
+
+
+@dataclass(slots=True)
+class SweepPosition:
+    """How far a sweep has got: through the ledger first, then through the sources."""
+
+    lease: Lease
+    after: str | None = None
+    """The last ref that was looked at; None at the start, since a source can name an empty text."""
+    through_ledger: bool = False
+    found: int = 0
+
+
+@dataclass(slots=True)
+class PatrolPosition:
+    """How far a patrol of one store has got."""
+
+    lease: Lease
+    store: str
+    names: Iterator[str]
+    page: dict[bytes, str] = field(default_factory=dict)
+    """Digests and names of the objects that were listed and not looked at yet."""
+    unknown: dict[bytes, str] = field(default_factory=dict)
+    found: int = 0
+
+
+class Swept(NamedTuple):
+    """What a page of a sweep found: refs retired, and refs that sources name and that are to be repaired."""
+
+    retired: int
+    to_repair: list[str]
+    more: bool
+
+
+class Cleanup:
+    """The steps, for one worker on one database.
+
+    `using`: the database alias. `worker`: the worker's name. `lease`: seconds. `tenant` and `space` narrow the work.
+    """
+
+    def __init__(
+        self,
+        *,
+        using: str,
+        worker: str,
+        lease: float,
+        tenant: str | None = None,
+        space: uuid.UUID | None = None,
+    ) -> None:
+        self.using = using
+        self.tenant = tenant
+        self.space = space
+        self.leases = Leases(using, self.refs, worker=worker, seconds=lease)
+
+    def refs(self) -> LedgerQuerySet:
+        """Return the ledger rows that this cleanup is for."""
+        rows: LedgerQuerySet = LedgerRow.objects.using(self.using)
+        return rows.of(self.tenant, self.space)
+
+    # 1. What was reserved and never used.
+
+    def reconcile(self, limit: int) -> Counter[str]:
+        """Settle at most `limit` reservations past `recover_after`; return how many became what.
+
+        A ref that its source names is active; one that a live job holds is looked at again later; any other is retired.
+        Locks the rows, SKIP LOCKED.
+        """
+        with short_transaction(self.using):
+            unused = self.refs().unused().order_by("recover_after", "id")
+            locked = unused.select_for_update(skip_locked=True, no_key=True, of=("self",))[:limit]
+            ids = list(locked.values_list("pk", flat=True))
+            if not ids:
+                return Counter()
+            rows = self.refs().filter(pk__in=ids)
+            named = dict(rows.named().values_list("pk", "credential_ref"))
+            live = set(rows.with_live_job().values_list("pk", flat=True)) - named.keys()
+            naming = Source.objects.using(self.using).filter(credential_ref__in=named.values())
+            versions = {
+                (ref, *owner): version
+                for ref, *owner, version in naming.values_list("credential_ref", "pk", "knowledge_space_id", "version")
+            }
+            activated = 0
+            for row in rows.filter(pk__in=named):
+                version = versions.get((row.credential_ref, row.source_id, row.knowledge_space_id))
+                if version is not None:
+                    activated += self.refs().filter(pk=row.pk).activate(version)
+            # What a live job holds is the job's; and a ref that another source names is the sweep's finding.
+            kept = self.refs().filter(pk__in=ids).unused().filter(pk__in=[*live, *named])
+            counts = {"activated": activated, "kept": kept.recover_later()}
+            counts["retired"] = self.refs().filter(pk__in=set(ids) - named.keys() - live).retire()
+        return Counter({name: count for name, count in counts.items() if count})
+
+    # 2. What nobody names, and what somebody names and should not.
+
+    def begin_sweep(self, *, every: float) -> SweepPosition | None:
+        """Begin a round through all refs; None if another worker makes one, or one was made `every` seconds ago."""
+        lease = self._begin(Round.SWEEP, every)
+        return None if lease is None else SweepPosition(lease)
+
+    def sweep(self, position: SweepPosition, limit: int = PAGE) -> Swept:
+        """Look at the next page, and retire what nobody names.
+
+        Locks the rows that it retires, SKIP LOCKED. Raises `LeaseLost` if another worker has begun anew.
+        """
+        self._renew_round(position.lease)
+        if position.through_ledger:
+            page = {"after": position.after, "tenant": self.tenant, "space": self.space, "limit": limit}
+            with short_transaction(self.using):
+                found = sql.query(self.using, "cleanup/sweep_sources", **page)
+            position.after = found[-1][0] if found else None
+            return Swept(0, [ref for ref, fine in found if not fine], more=bool(found))
+        with short_transaction(self.using):
+            following = self.refs()
+            if position.after is not None:
+                following = following.filter(credential_ref__gt=position.after)
+            refs = list(following.order_by("credential_ref").values_list("credential_ref", flat=True)[:limit])
+            if refs:
+                # By the refs, not by their range: that could be found through an index on the state, whole.
+                rows = self.refs().filter(credential_ref__in=refs)
+                retired = self._retire(rows.orphaned(), LedgerQuerySet.orphaned)
+                retired += self._retire(rows.undated(), LedgerQuerySet.undated)
+                self._know(rows.not_known().values_list("credential_ref", flat=True))
+        if not refs:
+            position.after, position.through_ledger = None, True
+            return Swept(0, [], more=True)
+        position.after = refs[-1]
+        return Swept(retired, [], more=True)
+
+    def _retire(self, rows: LedgerQuerySet, which: Callable[[LedgerQuerySet], LedgerQuerySet]) -> int:
+        """Lock these rows, look again which of them are still like that, and retire those."""
+        locked = list(rows.lock(skip_locked=True).values_list("pk", flat=True))
+        still = dict(which(self.refs().filter(pk__in=locked)).values_list("pk", "credential_ref")) if locked else {}
+        if not still:
+            return 0
+        SecretObject.objects.using(self.using).mark(still.values(), None)
+        return self.refs().filter(pk__in=still).retire()
+
+    def _know(self, refs: Iterable[str]) -> None:
+        """Make rows about objects whose refs somebody else has reserved, so that the patrol can find them."""
+        if refs := list(refs):
+            sql.query(self.using, "cleanup/know", refs=refs)
+
+    def complete(self, position: SweepPosition | PatrolPosition) -> None:
+        """Note that a round was made to the end."""
+        with short_transaction(self.using):
+            Round.objects.using(self.using).complete(position.lease, found=position.found)
+
+    def give_up(self, position: SweepPosition | PatrolPosition) -> None:
+        """Let another worker begin this round anew."""
+        with short_transaction(self.using):
+            Round.objects.using(self.using).release(position.lease)
+
+    # Repairs, one ref at a time: they are rare.
+
+    def repair(self, ref: str) -> Repair:
+        """Look after a source that names a ref which is not active; return what became of it.
+
+        A ref that was never claimed for erasure is active again, and a newer one of the same source that it displaced
+        is kept until a person chooses. One that was claimed never is: the source gets a copy under a fresh ref, if the
+        object can still be read. One that the ledger does not know is registered, if it can be read. Locks ledger rows
+        and the source, NOWAIT. Raises what concerns the store as a whole.
+        """
+        found = sql.query(self.using, "cleanup/named", ref=ref)
+        if not found:
+            return Repair.FINE
+        named = Named(ref, *found[0])
+        if named.state == RefState.ACTIVE and named.own:
+            return Repair.FINE
+        if named.state in (RefState.STAGED, RefState.CANDIDATE) and named.own:
+            return Repair.LATER  # reconciled, past recover_after
+        try:
+            if named.state is not None and not named.own:
+                return self._report(named, Repair.MISPLACED)
+            if named.state is None:
+                return self._register(named)
+            if named.state == RefState.RETIRED and not named.claimed:
+                return self._reinstate(named)
+            return self._rescue(named)
+        except (StoreUnavailable, StoreDenied, StoreMisconfigured):
+            raise
+        except (Moved, ServiceError, SecretStoreError):
+            return Repair.LATER
+        except OperationalError as error:
+            if not isinstance(error.__cause__, LockNotAvailable):
+                raise
+            return Repair.LATER
+
+    def _register(self, named: Named) -> Repair:
+        try:
+            validate_ref(named.ref)
+            secret_stores["default"].get(named.scope, named.ref)
+        except (InvalidRef, InvalidScope, SecretNotFound, SecretIntegrityError):
+            return self._report(named, Repair.UNREADABLE)
+        with short_transaction(self.using):
+            displaced = self._displaced(named)
+            list(self.refs().filter(pk__in=displaced).lock(nowait=True).values_list("pk"))
+            ((adopted,),) = sql.query(self.using, "cleanup/adopt", ref=named.ref, store="default")
+            if not adopted:
+                return Repair.LATER
+            self._keep(displaced)
+        return Repair.REGISTERED
+
+    def _reinstate(self, named: Named) -> Repair:
+        with short_transaction(self.using):
+            displaced = self._displaced(named)
+            ids = [*displaced, *self.refs().filter(credential_ref=named.ref).values_list("pk", flat=True)]
+            rows = self.refs().filter(pk__in=ids)
+            list(rows.lock(nowait=True).values_list("pk"))
+            now = sql.query(self.using, "services/lock_source", tenant=named.tenant, source=named.source)
+            if not now or now[0][2] != named.ref:
+                return Repair.LATER
+            back = rows.filter(credential_ref=named.ref, state=RefState.RETIRED).never_claimed()
+            if not (back_again := list(back.values_list("pk", flat=True))):
+                return Repair.LATER
+            rows.filter(pk__in=back_again).activate(now[0][1])
+            SecretObject.objects.using(self.using).mark([named.ref], None)
+            self._keep(displaced)
+        logger.warning(
+            "source %s names an older ref again (a save of an old copy, most likely): it is in use again%s",
+            named.source,
+            "; the newer one is kept until a person chooses" if displaced else "",
+        )
+        return Repair.REINSTATED
+
+    def _rescue(self, named: Named) -> Repair:
+        store = secret_stores[named.store]
+        try:
+            credentials = store.get(named.scope, named.ref)
+        except (InvalidRef, InvalidScope, SecretNotFound, SecretIntegrityError):
+            return self._report(named, Repair.UNREADABLE)
+        if named.status == Source.DELETING:
+            raise BeingDeleted
+        check_admission(self.using, named.space, named.source)
+        copy = Operation(Purpose.ROTATE, named.tenant, named.space, named.source)
+        plaintext = Plaintext.of(credentials)
+        with short_transaction(self.using):
+            reserve(self.using, copy, store=store.alias, size=plaintext.size)
+        try:
+            store.put(named.scope, copy.ref, plaintext)
+        except CredentialsTooLarge:
+            return self._report(named, Repair.UNREADABLE)
+        with short_transaction(self.using):
+            displaced = self._displaced(named)
+            list(self.refs().filter(pk__in=displaced).lock(nowait=True).values_list("pk"))
+            point(
+                self.using,
+                tenant=named.tenant,
+                source=named.source,
+                operation=copy,
+                ref=copy.ref,
+                from_ref=named.ref,
+                scrub=False,
+            )
+            self._keep(displaced)
+        logger.warning("source %s names a ref that is being erased: its secret was copied to a new one", named.source)
+        return Repair.RESCUED
+
+    def _displaced(self, named: Named) -> list[uuid.UUID]:
+        """Return the rows of the same source that are active, and that it does not name."""
+        own = self.refs().filter(
+            tenant_id=named.tenant, knowledge_space_id=named.space, source_id=named.source, state=RefState.ACTIVE
+        )
+        return list(own.exclude(credential_ref=named.ref).values_list("pk", flat=True))
+
+    def _keep(self, ids: Sequence[uuid.UUID]) -> None:
+        rows = self.refs().filter(pk__in=ids, state=RefState.ACTIVE)
+        refs = list(rows.values_list("credential_ref", flat=True))
+        rows.keep(RefError.DISPLACED)
+        SecretObject.objects.using(self.using).mark(refs, Attention.DISPLACED)
+
+    def _report(self, named: Named, what: Repair) -> Repair:
+        if named.state in (RefState.RETIRED, RefState.DELETED):
+            with short_transaction(self.using):
+                row = self.refs().filter(credential_ref=named.ref)
+                list(row.lock(nowait=True).values_list("pk"))
+                # An erased one too: it is not over while it is named, and is erased again once it is not.
+                over = row.filter(state__in=(RefState.RETIRED, RefState.DELETED))
+                self._note_claim(over.tombstones())
+                if over.exclude(state=RefState.RETIRED, next_delete_at__isnull=True).keep(RefError.UNREADABLE):
+                    SecretObject.objects.using(self.using).mark([named.ref], Attention.UNREADABLE)
+        logger.error(
+            "source %s of tenant %s names ref %s, which is %s: rotate its credentials, or choose the newer ref in the "
+            "admin if there is one",
+            *(named.source, named.tenant, _shown(named.ref), what.value),
+        )
+        return what
+
+    # 3. Erase what is due.
+
+    def claim(self, limit: int) -> Erasure | None:
+        """Lease at most `limit` refs whose erasure is due; None if there are none.
+
+        First what a dead worker held, in groups of at most half the size, so that a row which kills its worker is
+        alone sooner or later; then retired refs; confirmations only if there are none of these, whatever their number.
+        A ref that a source names or a live job holds is not claimed, but put off.
+
+        Locks the rows, SKIP LOCKED, for one short transaction.
+        """
+        lease = self.leases.new()
+        with short_transaction(self.using):
+            ids, alone = self._lock_due(limit)
+            if not ids:
+                self.leases.taken()
+                return None
+            rows = self.refs().filter(pk__in=ids)
+            in_use = dict(rows.named().values_list("pk", "credential_ref"))
+            held = in_use.keys() | set(rows.with_live_job().values_list("pk", flat=True))
+            if held:
+                # Of what the Node service had claimed, this is the only trace once the row is retired again.
+                self._note_claim(self.refs().filter(pk__in=held).exclude(state=RefState.RETIRED))
+                self.refs().filter(pk__in=held).leased().release()
+                self.refs().filter(pk__in=held).postpone(max(settings.RETRY_BASE, settings.POLL_INTERVAL))
+            free = [row for row in ids if row not in held]
+            if alone and self._park(self.refs().filter(pk__in=free, delete_attempts__gte=settings.PARK_AFTER - 1)):
+                free = []
+            items = self._items(self.refs().filter(pk__in=free))
+            lease.size = len(items)
+            self.refs().filter(pk__in=free).claim(lease, crashed_alone=alone)
+        self.leases.taken()
+        return Erasure(lease, items, in_use=sorted(in_use.values()))
+
+    def _lock_due(self, limit: int) -> tuple[list[uuid.UUID], bool]:
+        expired = self.refs().expired().with_leased_size()
+        # Of those that are free: a frozen worker holds its rows, and must not stand before everybody else's.
+        oldest = expired.order_by("lease_expires_at", "id")
+        oldest = oldest.select_for_update(skip_locked=True, no_key=True, of=("self",))
+        crashed = oldest.values_list("lease_token", "leased_size").first()
+        if crashed is not None:
+            token, size = crashed
+            group = self._lock_oldest(expired.filter(lease_token=token), min(limit, max(1, size // 2)))
+            if group:
+                return group, size == 1
+        for due in (self.refs().retired().due(), self.refs().tombstones().due()):
+            if ids := self._lock_oldest(due, limit):
+                return ids, False
+        return [], False
+
+    def _lock_oldest(self, rows: LedgerQuerySet, limit: int) -> list[uuid.UUID]:
+        # In the order of the claim index.
+        oldest = rows.order_by("next_delete_at", "lease_expires_at", "updated_at", "id")
+        locked = oldest.select_for_update(skip_locked=True, no_key=True, of=("self",))[:limit]
+        return list(locked.values_list("pk", flat=True))
+
+    def _items(self, rows: LedgerQuerySet) -> list[Item]:
+        objects = self._note_claim(rows)
+        columns = ("id", "tenant_id", "knowledge_space_id", "source_id", "credential_ref", "delete_attempts")
+        items = [Item(*row) for row in rows.order_by("pk").values_list(*columns)]
+        for item in items:
+            item.store, item.confirms = objects[item.ref]
+        return items
+
+    def _park(self, rows: LedgerQuerySet) -> int:
+        """Put aside a ref that was leased alone and has killed its worker PARK_AFTER times."""
+        SecretObject.objects.using(self.using).mark(self._note_claim(rows), Attention.ERASURE_FAILS)
+        return rows.retry_later(RefError.NEEDS_ATTENTION, PARKED_FOR)
+
+    def _note_claim(self, rows: LedgerQuerySet) -> dict[str, tuple[str, bool]]:
+        """Note that these are claimed, or were; return where each lies, and whether the horizon has passed."""
+        ids, horizon = list(rows.values_list("pk", flat=True)), timedelta(seconds=settings.LATE_WRITE_HORIZON)
+        found = sql.query(self.using, "cleanup/claimed", rows=ids, horizon=horizon)
+        return {ref: (store, confirms) for ref, store, confirms in found}
+
+    def start_delete(self, erasure: Erasure) -> bool:
+        """Start the next store on what it holds of the batch; return False if none is left to ask."""
+        if not (waiting := erasure.waiting):
+            return False
+        group = [(item, item.address()) for item in erasure.items if item.store == waiting[0]]
+        erasure.erasing = [item for item, address in group if address is not None]
+        addresses = [address for _, address in group if address is not None]
+        if addresses:
+            erasure.call = secret_stores[waiting[0]].start_delete_many(addresses, guard=erasure.lease.check)
+        return True
+
+    def finish_delete(self, erasure: Erasure) -> None:
+        """Note what the store answered for each ref.
+
+        Raises what concerns the store as a whole or the lease: then these refs count as not asked, and `settle` gives
+        them back.
+        """
+        if erasure.call is None:
+            return
+        call, erasure.call = erasure.call, None
+        for item, result in zip(erasure.erasing, call.result(), strict=True):
+            item.result = result
+
+    def renew(self, erasure: Erasure) -> None:
+        """Extend the lease of the batch if a third of it is over. Raises `LeaseLost` if nothing of it is left."""
+        self.leases.renew(erasure.lease)
+
+    def settle(self, erasure: Erasure) -> Counter[Outcome]:
+        """Write what the store said about each ref, in one transaction; return how many of each outcome.
+
+        Refs that are not this lease's any more belong to another worker, and are not counted. Locks the ledger rows
+        (waits for LOCK_TIMEOUT at most). Raises `LeaseLost` if the lease ran out before the commit; then nothing was
+        written.
+        """
+        outcomes: dict[Outcome, list[Item]] = {outcome: [] for outcome in Outcome}
+        with short_transaction(self.using):
+            mine = self.refs().fenced(erasure.lease).filter(pk__in=[item.id for item in erasure.items])
+            locked = set(mine.lock().values_list("pk", flat=True))
+            for item in erasure.items:
+                if item.id in locked:
+                    outcomes[_outcome(item)].append(item)
+            for outcome, items in outcomes.items():
+                if items:
+                    self._write(outcome, items)
+            erasure.lease.check()
+        return Counter({outcome: len(items) for outcome, items in outcomes.items() if items})
+
+    def _write(self, outcome: Outcome, items: list[Item]) -> None:
+        rows = self.refs().filter(pk__in=[item.id for item in items])
+        refs = [item.ref for item in items]
+        objects = SecretObject.objects.using(self.using)
+        match outcome:
+            case Outcome.ERASED | Outcome.CONFIRMED:
+                receipts = [(Receipt.ERASED if item.result else Receipt.ABSENT).value for item in items]
+                sql.query(self.using, "cleanup/receipts", refs=refs, receipts=receipts)
+                rows.erased(confirm_after=settings.LATE_WRITE_HORIZON if outcome is Outcome.ERASED else None)
+            case Outcome.RELEASED:
+                rows.release()
+            case Outcome.PARKED:
+                objects.mark(refs, Attention.ERASURE_FAILS)
+                rows.retry_later(RefError.NEEDS_ATTENTION, PARKED_FOR)
+            case Outcome.RETAINED:
+                objects.mark(refs, Attention.RETAINED)
+                for item in items:
+                    until = item.result.until if isinstance(item.result, SecretRetained) else None
+                    self.refs().filter(pk=item.id).retain(until, PARKED_FOR)
+            case Outcome.RETRY:
+                for attempts in {item.attempts for item in items}:
+                    same = [item.id for item in items if item.attempts == attempts]
+                    delay = backoff(attempts, interval=settings.RETRY_BASE)
+                    self.refs().filter(pk__in=same).retry_later(RefError.DELETE_FAILED, delay)
+
+    def release(self, erasure: Erasure) -> int:
+        """Give back the refs of a batch that will not be settled; return how many were still this worker's."""
+        return self.leases.give_back(erasure.lease)
+
+    def erased(self, erasure: Erasure) -> int:
+        """Return how many of the batch are erased by now, by what the ledger says."""
+        return self.refs().tombstones().filter(pk__in=[item.id for item in erasure.items]).count()
+
+    # 4. What the store holds and should not; what can be forgotten.
+
+    def begin_patrol(self, store: str, *, every: float) -> PatrolPosition | None:
+        """Begin a round through all that a store lists; None as for `begin_sweep`, or if the store cannot list."""
+        if not secret_stores[store].can_list:
+            return None
+        lease = self._begin(Round.patrol(store), every)
+        return None if lease is None else PatrolPosition(lease, store, secret_stores[store].list())
+
+    def patrol(self, position: PatrolPosition, limit: int = PAGE) -> bool:
+        """Look at the next objects; return whether there may be more.
+
+        An object whose row is final was written late: it is erased again, by making its row due. Locks these rows, SKIP
+        LOCKED. Raises what concerns the store, and `LeaseLost` if another worker has begun anew.
+        """
+        digest = secret_stores[position.store].digest
+        digests = position.page = position.page or {digest(name): name for name in islice(position.names, limit)}
+        self._renew_round(position.lease)
+        if digests:
+            with short_transaction(self.using):
+                found = sql.query(self.using, "cleanup/patrol", digests=list(digests))
+                late = [row for _, row in found if row is not None]
+                locked = list(self.refs().filter(pk__in=late).lock(skip_locked=True).values_list("pk", flat=True))
+                self.refs().final().filter(pk__in=locked).postpone(0)
+            if late:
+                logger.warning("%d objects were written after their erasure was confirmed: erased again", len(late))
+            for digest, row in found:
+                if row is None and len(position.unknown) < MOST_UNKNOWN:
+                    position.unknown[bytes(digest)] = digests[bytes(digest)]
+        else:
+            self._report_unknown(position)
+        position.page = {}
+        return bool(digests)
+
+    def _report_unknown(self, position: PatrolPosition) -> None:
+        """Tell of the objects that no ledger row accounts for: the row came first, and was looked for afterwards."""
+        if position.unknown:
+            known = sql.query(self.using, "cleanup/known", digests=list(position.unknown))
+            self._know(ref for ref, _ in known)
+            for _, digest in known:
+                position.unknown.pop(bytes(digest), None)
+        position.found = len(position.unknown)
+        if position.unknown:
+            some = ", ".join(sorted(position.unknown.values())[:NAMED])
+            logger.error(
+                "store '%s' has %d objects that no ledger row accounts for: %s", position.store, position.found, some
+            )
+
+    def purge(self, limit: int) -> int:
+        """Forget at most `limit` final rows older than LEDGER_RETENTION that a patrol has passed; return how many."""
+        with short_transaction(self.using):
+            retention = timedelta(seconds=settings.LEDGER_RETENTION)
+            return len(sql.query(self.using, "cleanup/purge", retention=retention, limit=limit))
+
+    # Rounds.
+
+    def _begin(self, name: str, every: float) -> Lease | None:
+        lease = Lease(self.leases.worker, self.leases.seconds, size=1)
+        with short_transaction(self.using):
+            sql.query(self.using, "cleanup/rounds", name=name)
+            rounds = Round.objects.using(self.using).filter(pk=name)
+            free = rounds.select_for_update(skip_locked=True, no_key=True)
+            if not free.values_list("pk") or not rounds.claim(lease, every=every):
+                return None
+        return lease
+
+    def _renew_round(self, lease: Lease) -> None:
+        with short_transaction(self.using):
+            if not Round.objects.using(self.using).renew(lease):
+                raise LeaseLost("another worker has begun this round anew")
+
+
+class Named(NamedTuple):
+    """A ref that a source names, and what is known of both."""
+
+    ref: str
+    tenant: str
+    space: uuid.UUID
+    source: uuid.UUID
+    version: int
+    status: str
+    state: str | None
+    own: bool
+    claimed: bool
+    store: str
+
+    @property
+    def scope(self) -> Scope:
+        """Whose secret it is; raises `InvalidScope`."""
+        return Scope(self.tenant, self.space, self.source)
+
+
+def _shown(ref: str) -> str:
+    try:
+        validate_ref(ref)
+    except InvalidRef:
+        return "(not a ref: it is not shown)"  # it may be anything, a secret too
+    return short_ref(ref)
+
+
+def _outcome(item: Item) -> Outcome:
+    match item.result:
+        case None | StoreUnavailable():
+            return Outcome.RELEASED
+        case True:
+            # A late write, if this was to be the confirmation: another horizon for it.
+            return Outcome.ERASED
+        case False:
+            return Outcome.CONFIRMED if item.confirms else Outcome.ERASED
+        case SecretRetained():
+            return Outcome.RETAINED
+        case _:
+            return Outcome.PARKED if item.attempts + 1 >= settings.PARK_AFTER else Outcome.RETRY

@@ -1,0 +1,414 @@
+"""The loop around the cleanup's steps: which step next, and when it is done.
+
+Erasing comes first; between two batches the worker looks after one page of whatever else there is to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from kfs_credentials.cleanup import FINDINGS, PAGE, Cleanup, Erasure, Outcome, PatrolPosition, Repair, SweepPosition
+from kfs_credentials.conf import settings
+from kfs_credentials.errors import LeaseLost, StoreDenied, StoreMisconfigured, StoreUnavailable
+from kfs_credentials.stores import secret_stores
+from kfs_credentials.transactions import Fault, describe, fault
+from kfs_credentials.worker import LOOK_UP_EVERY, End, Summary, Worker, hurried
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+COUNTING = 0.05
+"""The share of the time that may go into counting what is left: a million refs may wait for their horizon."""
+DONE = (Outcome.ERASED, Outcome.CONFIRMED, Outcome.PARKED, Outcome.RETAINED)
+"""The outcomes that bring a drain nearer to its end."""
+
+
+class Look(NamedTuple):
+    """What was left: how many refs, and when the next of them is due; when it is to be looked at again."""
+
+    left: int
+    due_at: float | None
+    again_at: float
+
+
+@dataclass
+class CleanupSummary(Summary):
+    """What became of refs, besides: `outcomes` of erasures, `repairs` of sources, and counts of the other steps."""
+
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    repairs: Counter[Repair] = field(default_factory=Counter)
+    retired: int = 0
+    purged: int = 0
+    unknown: int = 0
+    """Objects that the patrol found and no ledger row accounts for."""
+
+    @property
+    def findings(self) -> int:
+        """What a person has to look at."""
+        return sum(self.repairs[what] for what in FINDINGS) + self.unknown + self.outcomes[Outcome.PARKED]
+
+
+class CleanupWorker(Worker):
+    """Runs the cleanup until all rows are final (`watch=False`), or until it is stopped.
+
+    `store`: the alias of the store that is patrolled. `next_move_in` returns how many refs are not final and the
+    seconds until the next of them is due, None if there is none: a drain waits for grace, horizon, delays and other
+    workers' leases, unless `due_only`. `limit`: the most refs to erase. `progress` is called after each batch.
+    """
+
+    def __init__(
+        self,
+        steps: Cleanup,
+        *,
+        next_move_in: Callable[[], tuple[int, float | None]],
+        batch_size: int,
+        store: str = "default",
+        limit: int | None = None,
+        watch: bool = False,
+        due_only: bool = False,
+        progress: Callable[[CleanupSummary], None] = lambda _: None,
+    ) -> None:
+        super().__init__(steps.using, batch_size=batch_size, watch=watch)
+        self.steps = steps
+        self.next_move_in = next_move_in
+        self.store = store
+        self.limit = limit
+        self.due_only = due_only
+        self.progress = progress
+        self.summary: CleanupSummary = CleanupSummary()
+        self.taken = 0
+        self._sweep: SweepPosition | None = None
+        self._patrol: PatrolPosition | None = None
+        self._sweep_at = self._patrol_at = 0.0
+        # Whether a drain has made its one sweep and its one patrol, or needs none.
+        self._sweep_over = self._patrol_over = False
+        self._reconcile_at = 0.0
+        self._found: set[str] = set()
+        self._looked: Look | None = None
+        self._left_before = -1
+
+    def run(self) -> CleanupSummary:
+        """Work until there is an end; return what was done and why it ended."""
+        try:
+            self._work()
+        finally:
+            for position in (self._sweep, self._patrol):
+                if position is not None:
+                    self._abandon_round(position)
+        return self.summary
+
+    def _run(self) -> None:
+        while not self.stop:
+            if self.limit is not None and self.taken >= self.limit:
+                self._end(End.LIMIT, f"the limit of {self.limit} is reached")
+                return
+            try:
+                erased = self._erase()
+                swept = self._look_after()
+                # A patrol reads the whole store: while there is something to erase, that comes first.
+                busy = erased or swept or self._go_round()
+                if busy:
+                    self._looked = None
+            except StoreUnavailable as error:
+                self._looked = None
+                self._wait_for_store(error, lambda: None)
+                continue
+            if not busy and not self._wait():
+                return
+        self._end(End.INTERRUPTED, "interrupted by a signal")
+
+    # Erase.
+
+    def _erase(self) -> bool:
+        """Erase one batch; return whether there was one."""
+        if self._pace.delay():
+            return False
+        size = self._pace.batch(self._size)
+        if self.limit is not None:
+            size = min(size, self.limit - self.taken)
+        erasure = self._in_database(lambda: self.steps.claim(size))
+        if erasure is None:
+            return False
+        if erasure.items:
+            self.taken += len(erasure.items)
+            self._pace.spend(len(erasure.items))
+            self._finish(erasure)
+        for ref in erasure.in_use:
+            if self.stop:
+                break  # put off by the claim: they come back
+            self._repair(ref)
+        return True
+
+    def _finish(self, erasure: Erasure) -> None:
+        settled = False
+        try:
+            trouble = self._delete(erasure)
+            settled = self._settle(erasure)
+        finally:
+            if not settled:
+                # Whatever ended this, no ref of it must look as if its worker had died.
+                self._give_back(erasure)
+        self.progress(self.summary)
+        if trouble is not None:
+            raise trouble
+        self._grow()
+
+    def _delete(self, erasure: Erasure) -> StoreUnavailable | StoreDenied | StoreMisconfigured | None:
+        """Ask the stores, renewing the lease meanwhile; return what is wrong with one of them, if anything."""
+        try:
+            while not self.stop.overdue and self.steps.start_delete(erasure):
+                while erasure.call is not None and not erasure.call.wait(
+                    min(erasure.lease.duration / 6, LOOK_UP_EVERY)
+                ):
+                    if self.stop.overdue:
+                        return None  # given back; what is erased by then is found absent next time
+                    self._renew(erasure)
+                self.steps.finish_delete(erasure)
+                answers = [item.result for item in erasure.items]
+                if trouble := next((answer for answer in answers if isinstance(answer, StoreUnavailable)), None):
+                    return trouble  # of some refs only; they are given back, and would be due again at once
+                self._store_answered()
+        except (StoreUnavailable, StoreDenied, StoreMisconfigured) as error:
+            return error
+        except LeaseLost:
+            pass
+        return None
+
+    def _renew(self, erasure: Erasure) -> None:
+        try:
+            self.steps.renew(erasure)
+        except LeaseLost:
+            pass  # the fence says so too, where it matters
+        except (DatabaseError, InterfaceError) as error:
+            # No answer is not a renewal. The lease's own watch stops this worker before its next write.
+            logger.warning("a lease could not be renewed (%s)", describe(error))
+            connections[self.using].close()
+
+    def _settle(self, erasure: Erasure) -> bool:
+        tries = 0
+
+        def settle() -> Counter[Outcome]:
+            nonlocal tries
+            tries += 1
+            outcomes = self._settled(erasure)
+            if tries > 1 and outcomes.total() < len(erasure.items):
+                # The answer to a commit may have been lost, not the commit: then these are erased, and not "lost".
+                outcomes[Outcome.ERASED] = max(outcomes[Outcome.ERASED], self.steps.erased(erasure))
+            return outcomes
+
+        try:
+            outcomes = self._in_database(settle)
+        except LeaseLost:
+            outcomes = None
+        if outcomes is None:
+            return False
+        self.summary.outcomes += outcomes
+        self.summary.lost += len(erasure.items) - outcomes.total()
+        if any(outcomes[outcome] for outcome in DONE):
+            self._moved_at = time.monotonic()
+        return True
+
+    def _settled(self, erasure: Erasure) -> Counter[Outcome]:
+        try:
+            return self.steps.settle(erasure)
+        except DatabaseError as error:
+            if fault(error) is not Fault.TOO_MUCH or len(erasure.items) == 1:
+                raise
+        # It took longer than the server allows: in halves, and with smaller batches from here on.
+        middle = len(erasure.items) // 2
+        self._size = max(1, min(self._size, middle))
+        parts = [Erasure(erasure.lease, erasure.items[:middle]), Erasure(erasure.lease, erasure.items[middle:])]
+        return sum((self._settled(part) for part in parts), Counter())
+
+    def _give_back(self, erasure: Erasure) -> None:
+        """Release what is in flight. What cannot be released now is tried again later, and expires by itself."""
+        try:
+            with hurried():
+                released = self.steps.release(erasure)
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("refs could not be given back yet (%s)", describe(error))
+            return
+        self.summary.outcomes[Outcome.RELEASED] += released
+
+    # Everything else, a page at a time.
+
+    def _look_after(self) -> bool:
+        """Reconcile, sweep and purge a page; return whether there may be more."""
+        return self._reconcile() | self._go_sweeping()
+
+    def _reconcile(self) -> bool:
+        if time.monotonic() < self._reconcile_at:
+            return False
+        counts = self._in_database(lambda: self.steps.reconcile(self._size))
+        if not counts:
+            self._reconcile_at = time.monotonic() + settings.POLL_INTERVAL
+            return False
+        self.summary.retired += counts["retired"]
+        if counts["retired"] or counts["activated"]:
+            self._moved_at = time.monotonic()
+        return True
+
+    def _go_sweeping(self) -> bool:
+        if self._sweep is None:
+            if self._sweep_over or time.monotonic() < self._sweep_at:
+                return False
+            every = self._every(settings.RECOVER_AFTER)
+            self._sweep_at = time.monotonic() + (every or settings.POLL_INTERVAL)
+            self._sweep = self._in_database(lambda: self.steps.begin_sweep(every=every))
+            if self._sweep is None:
+                return False
+        position = self._sweep
+        try:
+            page = self._in_database(lambda: self.steps.sweep(position, self._page()))
+        except LeaseLost:
+            self._sweep = None
+            return False
+        if page is None:
+            return False
+        self.summary.retired += page.retired
+        try:
+            for ref in page.to_repair:
+                if self.stop:
+                    return True  # not to the end: `run` gives the round up
+                position.found += self._repair(ref) in FINDINGS
+        except StoreUnavailable:
+            # The refs of this page that were not repaired yet are found by a sweep from the start.
+            self._abandon_round(position)
+            self._sweep, self._sweep_at = None, 0.0
+            raise
+        self._moved_at = time.monotonic()
+        if not page.more:
+            self._sweep, self._sweep_over = None, not self.watch
+            if self._narrow:
+                self._abandon_round(position)  # others have not been looked at
+            else:
+                self._in_database(lambda: self.steps.complete(position))
+        return True
+
+    def _repair(self, ref: str) -> Repair | None:
+        repair = self._in_database(lambda: self.steps.repair(ref))
+        # A finding stays until a person has been there, and each sweep comes across it.
+        if repair is not None and ref not in self._found:
+            self.summary.repairs[repair] += 1
+        if repair in FINDINGS:
+            self._found.add(ref)
+        return repair
+
+    def _go_round(self) -> bool:
+        """Patrol a page of the store, and purge; return whether there may be more."""
+        if self._patrol is None:
+            if self._narrow or not secret_stores[self.store].can_list:
+                self._patrol_over = True
+            if self._patrol_over or time.monotonic() < self._patrol_at or not self._quiet():
+                return False
+            every = self._every(settings.LATE_WRITE_HORIZON)
+            self._patrol_at = time.monotonic() + (every or settings.POLL_INTERVAL)
+            self._patrol = self._in_database(lambda: self.steps.begin_patrol(self.store, every=every))
+            if self._patrol is None:
+                return False
+        position = self._patrol
+        try:
+            more = self._in_database(lambda: self.steps.patrol(position))
+        except LeaseLost:
+            self._patrol = None
+            return False
+        except StoreUnavailable:
+            self._abandon_round(position)
+            self._patrol, self._patrol_at = None, 0.0
+            raise
+        if more is None:
+            return False
+        self._moved_at = time.monotonic()
+        if not more:
+            self._patrol, self._patrol_over = None, not self.watch
+            self.summary.unknown = position.found
+            self._in_database(lambda: self.steps.complete(position))
+            while (purged := self._in_database(lambda: self.steps.purge(self._size))) and not self.stop:
+                self.summary.purged += purged
+        return True
+
+    def _every(self, seconds: float) -> float:
+        """Return how often a round is made: a drain makes one, whenever the last one was."""
+        return max(seconds, settings.POLL_INTERVAL) if self.watch else 0.0
+
+    def _page(self) -> int:
+        """Return how many rows a sweep looks at in one step: fewer where statements take too long."""
+        return max(1, PAGE * self._size // self.batch_size)
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether this worker looks at the refs of one tenant or space only."""
+        return self.steps.tenant is not None or self.steps.space is not None
+
+    def _quiet(self) -> bool:
+        """Return whether it is time for a drain's patrol: when nothing is left, or nothing more than waiting is."""
+        if self.watch or self.due_only:
+            return True
+        look = self._look()
+        return look is not None and look.left == 0
+
+    def _abandon_round(self, position: SweepPosition | PatrolPosition) -> None:
+        try:
+            with hurried():
+                self.steps.give_up(position)
+        except (DatabaseError, InterfaceError) as error:
+            logger.info("a round could not be given up (%s); its lease runs out", describe(error))
+
+    # When to wait, when to stop.
+
+    def _look(self) -> Look | None:
+        """Return what is left, None if the database is out of reach. Looks anew after each move, and now and then."""
+        if self._looked is None or time.monotonic() >= self._looked.again_at:
+            asked_at = time.monotonic()
+            left = self._in_database(self.next_move_in)
+            now = time.monotonic()
+            if left is None:
+                return None
+            count, seconds = left
+            due_at = None if seconds is None else now + seconds
+            self._looked = Look(count, due_at, again_at=now + (now - asked_at) / COUNTING)
+        return self._looked
+
+    def _wait(self) -> bool:
+        """Nothing is due: return False if that is the end, else wait a little and return True."""
+        if delay := self._pace.delay():
+            self.stop.wait(delay)
+            return True
+        if self.watch:
+            self.stop.wait(settings.POLL_INTERVAL)
+            return True
+        look = self._look()
+        wait = settings.POLL_INTERVAL
+        if look is not None:
+            seconds = None if look.due_at is None else look.due_at - time.monotonic()
+            if self.due_only and (seconds is None or seconds > 0):
+                return False
+            if look.left == 0 and self._sweep_over and self._patrol_over:
+                return False
+            if look.left != self._left_before:
+                self._left_before, self._moved_at = look.left, time.monotonic()
+            if seconds is not None and seconds > 0:
+                if self._too_far(look.left, seconds):
+                    return False
+                wait = min(wait, max(seconds, 0.01))
+            # Else it is due, and somebody has it locked.
+        if self._out_of_patience(database=look is not None):
+            return False
+        self._reconcile_at = 0.0
+        self.stop.wait(wait)
+        return True
+
+    def _too_far(self, count: int, seconds: float) -> bool:
+        patience = 2 * max(settings.RETRY_MAX, settings.LEASE)
+        if seconds <= patience:
+            return False
+        self._end(End.STUCK, f"nothing of {count:,} is due for {seconds:.0f} s")
+        return True
