@@ -236,5 +236,5 @@ class BackfillWorker(Worker):
                     self._left_before, self._moved_at = left, time.monotonic()
             if self._out_of_patience(database=left is not None):
                 return False
-        self.stop.wait(settings.POLL_INTERVAL)
+        self._idle(settings.POLL_INTERVAL)
         return True

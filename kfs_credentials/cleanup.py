@@ -23,7 +23,8 @@ from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
 
-from django.db import OperationalError
+from django.db import DatabaseError
+from django.db.models import Exists, OuterRef, Q
 from psycopg.errors import LockNotAvailable
 
 from kfs_credentials import sql
@@ -36,6 +37,7 @@ from kfs_credentials.errors import (
     InvalidScope,
     KfsCredentialsError,
     LeaseLost,
+    MutationFailed,
     SecretIntegrityError,
     SecretNotFound,
     SecretRetained,
@@ -53,10 +55,11 @@ from kfs_credentials.models.ledger import LedgerQuerySet
 from kfs_credentials.redaction import short_ref
 from kfs_credentials.stores import Address, secret_stores
 from kfs_credentials.stores.base import Call
-from kfs_credentials.transactions import short_transaction
+from kfs_credentials.transactions import Fault, fault, short_transaction
 
 logger = logging.getLogger(__name__)
 
+BEGUN_ANEW = "another worker has begun this round anew"
 DAY = 86400.0
 PARKED_FOR = DAY
 """How long a parked erasure waits before it is tried again."""
@@ -96,11 +99,12 @@ class Repair(enum.Enum):
     REINSTATED = "brought back"  # a stale save: the older ref is in use again, the newer one waits for a person
     RESCUED = "rescued by a copy"
     REGISTERED = "registered"
+    REFUSED = "refused by the database"  # a person has to see which constraint or trigger keeps the source as it is
     UNREADABLE = "unreadable"  # a person has to give it new credentials, or choose the newer ref
     MISPLACED = "of another source"  # a person has to correct the source
 
 
-FINDINGS = (Repair.UNREADABLE, Repair.MISPLACED)
+FINDINGS = (Repair.REFUSED, Repair.UNREADABLE, Repair.MISPLACED)
 
 
 @dataclass(slots=True)
@@ -247,33 +251,39 @@ class Cleanup:
 
         Locks the rows that it retires, SKIP LOCKED. Raises `LeaseLost` if another worker has begun anew.
         """
-        self._renew_round(position.lease)
+        self.renew_round(position)
         if position.through_ledger:
-            page = {"after": position.after, "tenant": self.tenant, "space": self.space, "limit": limit}
+            wanted = {"after": position.after, "tenant": self.tenant, "space": self.space, "limit": limit}
             with short_transaction(self.using):
-                found = sql.query(self.using, "cleanup/sweep_sources", **page)
+                found = sql.query(self.using, "cleanup/sweep_sources", **wanted)
             position.after = found[-1][0] if found else None
             return Swept(0, [ref for ref, fine in found if not fine], more=bool(found))
         with short_transaction(self.using):
             following = self.refs()
             if position.after is not None:
                 following = following.filter(credential_ref__gt=position.after)
-            refs = list(following.order_by("credential_ref").values_list("credential_ref", flat=True)[:limit])
-            if refs:
-                # By the refs, not by their range: that could be found through an index on the state, whole.
-                rows = self.refs().filter(credential_ref__in=refs)
-                retired = self._retire(rows.orphaned(), LedgerQuerySet.orphaned)
-                retired += self._retire(rows.undated(), LedgerQuerySet.undated)
-                self._know(rows.not_known().values_list("credential_ref", flat=True))
-        if not refs:
+            columns = ("pk", "credential_ref", "state", "next_delete_at")
+            page = list(following.order_by("credential_ref").values_list(*columns)[:limit])
+            if page:
+                # The state is looked at here: asked for it, PostgreSQL could read an index on the state, whole.
+                active = [row for row, _, state, _ in page if state == RefState.ACTIVE]
+                undated = [row for row, _, state, due in page if state == RefState.RETIRED and due is None]
+                named = set(self.refs().filter(pk__in=active).named().values_list("pk", flat=True))
+                retired = self._retire([row for row in active if row not in named], LedgerQuerySet.orphaned)
+                retired += self._retire(undated, LedgerQuerySet.undated)
+                refs = {ref for _, ref, *_ in page}
+                self._know(refs.difference(SecretObject.objects.using(self.using).in_bulk(refs)))
+        if not page:
             position.after, position.through_ledger = None, True
             return Swept(0, [], more=True)
-        position.after = refs[-1]
+        position.after = page[-1][1]
         return Swept(retired, [], more=True)
 
-    def _retire(self, rows: LedgerQuerySet, which: Callable[[LedgerQuerySet], LedgerQuerySet]) -> int:
-        """Lock these rows, look again which of them are still like that, and retire those."""
-        locked = list(rows.lock(skip_locked=True).values_list("pk", flat=True))
+    def _retire(self, rows: Sequence[uuid.UUID], which: Callable[[LedgerQuerySet], LedgerQuerySet]) -> int:
+        """Lock these rows, look again which of them are like that, and retire those."""
+        if not rows:
+            return 0
+        locked = list(self.refs().filter(pk__in=rows).lock(skip_locked=True).values_list("pk", flat=True))
         still = dict(which(self.refs().filter(pk__in=locked)).values_list("pk", "credential_ref")) if locked else {}
         if not still:
             return 0
@@ -282,13 +292,15 @@ class Cleanup:
 
     def _know(self, refs: Iterable[str]) -> None:
         """Make rows about objects whose refs somebody else has reserved, so that the patrol can find them."""
-        if refs := list(refs):
+        if refs := sorted(refs):
             sql.query(self.using, "cleanup/know", refs=refs)
 
-    def complete(self, position: SweepPosition | PatrolPosition) -> None:
-        """Note that a round was made to the end."""
+    def complete(self, position: SweepPosition | PatrolPosition) -> int:
+        """Note that a round was made to the end; return how many: 1. `LeaseLost` if another worker has begun anew."""
         with short_transaction(self.using):
-            Round.objects.using(self.using).complete(position.lease, found=position.found)
+            if completed := Round.objects.using(self.using).complete(position.lease, found=position.found):
+                return completed
+            raise LeaseLost(BEGUN_ANEW)
 
     def give_up(self, position: SweepPosition | PatrolPosition) -> None:
         """Let another worker begin this round anew."""
@@ -323,12 +335,17 @@ class Cleanup:
             return self._rescue(named)
         except (StoreUnavailable, StoreDenied, StoreMisconfigured):
             raise
+        except MutationFailed:
+            pass
         except (Moved, ServiceError, SecretStoreError):
             return Repair.LATER
-        except OperationalError as error:
-            if not isinstance(error.__cause__, LockNotAvailable):
+        except DatabaseError as error:
+            if isinstance(error.__cause__, LockNotAvailable):
+                return Repair.LATER
+            if fault(error) is not Fault.DATA:
                 raise
-            return Repair.LATER
+        # Out here, where there is no context: the error quotes the row.
+        return self._report(named, Repair.REFUSED)
 
     def _register(self, named: Named) -> Repair:
         try:
@@ -339,6 +356,9 @@ class Cleanup:
         with short_transaction(self.using):
             displaced = self._displaced(named)
             list(self.refs().filter(pk__in=displaced).lock(nowait=True).values_list("pk"))
+            now = sql.query(self.using, "services/lock_source", tenant=named.tenant, source=named.source)
+            if not now or now[0][2] != named.ref:
+                return Repair.LATER
             ((adopted,),) = sql.query(self.using, "cleanup/adopt", ref=named.ref, store="default")
             if not adopted:
                 return Repair.LATER
@@ -396,6 +416,7 @@ class Cleanup:
                 from_ref=named.ref,
                 scrub=False,
             )
+            self.refs().retired().filter(credential_ref=named.ref, next_delete_at__isnull=True).retire()
             self._keep(displaced)
         logger.warning("source %s names a ref that is being erased: its secret was copied to a new one", named.source)
         return Repair.RESCUED
@@ -421,7 +442,9 @@ class Cleanup:
                 # An erased one too: it is not over while it is named, and is erased again once it is not.
                 over = row.filter(state__in=(RefState.RETIRED, RefState.DELETED))
                 self._note_claim(over.tombstones())
-                if over.exclude(state=RefState.RETIRED, next_delete_at__isnull=True).keep(RefError.UNREADABLE):
+                waiting = SecretObject.objects.filter(pk=OuterRef("credential_ref"))
+                waiting = waiting.filter(Q(attention__isnull=False) | Q(abandoned_at__isnull=False))
+                if over.exclude(Exists(waiting), next_delete_at__isnull=True).keep(RefError.UNREADABLE):
                     SecretObject.objects.using(self.using).mark([named.ref], Attention.UNREADABLE)
         logger.error(
             "source %s of tenant %s names ref %s, which is %s: rotate its credentials, or choose the newer ref in the "
@@ -432,12 +455,13 @@ class Cleanup:
 
     # 3. Erase what is due.
 
-    def claim(self, limit: int) -> Erasure | None:
+    def claim(self, limit: int, *, beside: bool = False) -> Erasure | None:
         """Lease at most `limit` refs whose erasure is due; None if there are none.
 
         First what a dead worker held, in groups of at most half the size, so that a row which kills its worker is
         alone sooner or later; then retired refs; confirmations only if there are none of these, whatever their number.
-        A ref that a source names or a live job holds is not claimed, but put off.
+        A ref that a source names is held, and one that a live job holds is put off: neither is claimed. `beside`: this
+        worker has another batch at work, so that a single row is not alone.
 
         Locks the rows, SKIP LOCKED, for one short transaction.
         """
@@ -453,13 +477,15 @@ class Cleanup:
             if held:
                 # Of what the Node service had claimed, this is the only trace once the row is retired again.
                 self._note_claim(self.refs().filter(pk__in=held).exclude(state=RefState.RETIRED))
-                self.refs().filter(pk__in=held).leased().release()
-                self.refs().filter(pk__in=held).postpone(max(settings.RETRY_BASE, settings.POLL_INTERVAL))
+                self.refs().filter(pk__in=in_use).hold()
+                waiting = self.refs().filter(pk__in=held - in_use.keys())
+                waiting.leased().release()
+                waiting.postpone(max(settings.RETRY_BASE, settings.POLL_INTERVAL))
             free = [row for row in ids if row not in held]
             if alone and self._park(self.refs().filter(pk__in=free, delete_attempts__gte=settings.PARK_AFTER - 1)):
                 free = []
             items = self._items(self.refs().filter(pk__in=free))
-            lease.size = len(items)
+            lease.size = max(len(items), 1 + beside)
             self.refs().filter(pk__in=free).claim(lease, crashed_alone=alone)
         self.leases.taken()
         return Erasure(lease, items, in_use=sorted(in_use.values()))
@@ -597,18 +623,19 @@ class Cleanup:
     def patrol(self, position: PatrolPosition, limit: int = PAGE) -> bool:
         """Look at the next objects; return whether there may be more.
 
-        An object whose row is final was written late: it is erased again, by making its row due. Locks these rows, SKIP
-        LOCKED. Raises what concerns the store, and `LeaseLost` if another worker has begun anew.
+        An object whose row is final was written late: it is erased again, by making its row due. Locks these rows, and
+        waits for them: what a patrol has passed may be purged. Raises what concerns the store, and `LeaseLost` if
+        another worker has begun anew.
         """
         digest = secret_stores[position.store].digest
         digests = position.page = position.page or {digest(name): name for name in islice(position.names, limit)}
-        self._renew_round(position.lease)
+        self.renew_round(position)
         if digests:
             with short_transaction(self.using):
                 found = sql.query(self.using, "cleanup/patrol", digests=list(digests))
                 late = [row for _, row in found if row is not None]
-                locked = list(self.refs().filter(pk__in=late).lock(skip_locked=True).values_list("pk", flat=True))
-                self.refs().final().filter(pk__in=locked).postpone(0)
+                list(self.refs().filter(pk__in=late).lock().values_list("pk"))
+                self.refs().final().filter(pk__in=late).postpone(0)
             if late:
                 logger.warning("%d objects were written after their erasure was confirmed: erased again", len(late))
             for digest, row in found:
@@ -651,10 +678,11 @@ class Cleanup:
                 return None
         return lease
 
-    def _renew_round(self, lease: Lease) -> None:
+    def renew_round(self, position: SweepPosition | PatrolPosition) -> None:
+        """Extend the lease of a round; raises `LeaseLost` if another worker has begun anew."""
         with short_transaction(self.using):
-            if not Round.objects.using(self.using).renew(lease):
-                raise LeaseLost("another worker has begun this round anew")
+            if not Round.objects.using(self.using).renew(position.lease):
+                raise LeaseLost(BEGUN_ANEW)
 
 
 class Named(NamedTuple):

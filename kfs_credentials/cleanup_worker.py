@@ -1,6 +1,7 @@
 """The loop around the cleanup's steps: which step next, and when it is done.
 
-Erasing comes first; between two batches the worker looks after one page of whatever else there is to do.
+While the store erases one batch, the database settles the one before it and claims the next; between two batches the
+worker looks after one page of whatever else there is to do.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -16,7 +18,7 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from kfs_credentials.cleanup import FINDINGS, PAGE, Cleanup, Erasure, Outcome, PatrolPosition, Repair, SweepPosition
 from kfs_credentials.conf import settings
-from kfs_credentials.errors import LeaseLost, StoreDenied, StoreMisconfigured, StoreUnavailable
+from kfs_credentials.errors import LeaseLost, SecretStoreError, StoreDenied, StoreMisconfigured, StoreUnavailable
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.transactions import Fault, describe, fault
 from kfs_credentials.worker import LOOK_UP_EVERY, End, Summary, Worker, hurried
@@ -91,7 +93,10 @@ class CleanupWorker(Worker):
         # Whether a drain has made its one sweep and its one patrol, or needs none.
         self._sweep_over = self._patrol_over = False
         self._reconcile_at = 0.0
-        self._found: set[str] = set()
+        self._in_flight: Erasure | None = None
+        self._found: dict[str, Repair] = {}
+        self._later: set[str] = set()
+        self._purging = False
         self._looked: Look | None = None
         self._left_before = -1
 
@@ -100,6 +105,8 @@ class CleanupWorker(Worker):
         try:
             self._work()
         finally:
+            if self._in_flight is not None:
+                self._give_back(self._in_flight)
             for position in (self._sweep, self._patrol):
                 if position is not None:
                     self._abandon_round(position)
@@ -107,45 +114,70 @@ class CleanupWorker(Worker):
 
     def _run(self) -> None:
         while not self.stop:
-            if self.limit is not None and self.taken >= self.limit:
+            if self.limit is not None and self.taken >= self.limit and self._in_flight is None:
                 self._end(End.LIMIT, f"the limit of {self.limit} is reached")
                 return
             try:
                 erased = self._erase()
                 swept = self._look_after()
-                # A patrol reads the whole store: while there is something to erase, that comes first.
-                busy = erased or swept or self._go_round()
+                # A patrol reads the whole store: while there is something to erase, that comes first. A drain sweeps
+                # before it; who watches does both at a time, since the next sweep may be due when one is over.
+                busy = erased or swept
+                if not erased and (self.watch or not swept):
+                    busy = self._go_round() or busy
                 if busy:
                     self._looked = None
             except StoreUnavailable as error:
                 self._looked = None
-                self._wait_for_store(error, lambda: None)
+                self._wait_for_store(error, self._renew_in_flight)
                 continue
             if not busy and not self._wait():
                 return
         self._end(End.INTERRUPTED, "interrupted by a signal")
+        if self._in_flight is not None:
+            erasure, self._in_flight = self._in_flight, None
+            with suppress(StoreUnavailable):  # then it was given back
+                self._finish(erasure)
 
     # Erase.
 
     def _erase(self) -> bool:
-        """Erase one batch; return whether there was one."""
-        if self._pace.delay():
-            return False
+        """Claim a batch and start the store on it, then settle the one before; return whether there was either."""
+        previous, self._in_flight = self._in_flight, None
+        # A row that is leased alone is at work alone: if this process dies now, it is held responsible.
+        alone = previous is not None and previous.lease.size == 1
+        taken = None
+        try:
+            if not alone:
+                taken = self._take(beside=previous is not None)
+        finally:
+            # Whatever ended the claim, the batch before it is settled or given back.
+            if previous is not None:
+                self._finish(previous)
+        for ref in taken.in_use if taken is not None else ():
+            if self.stop:
+                break  # the next sweep finds them
+            self._repair(ref)
+        return previous is not None or taken is not None
+
+    def _take(self, *, beside: bool) -> Erasure | None:
+        """Claim the next batch, and start the store on it. `beside`: another one is at work."""
+        if self.stop or self._pace.delay():
+            return None
         size = self._pace.batch(self._size)
         if self.limit is not None:
             size = min(size, self.limit - self.taken)
-        erasure = self._in_database(lambda: self.steps.claim(size))
-        if erasure is None:
-            return False
-        if erasure.items:
+        if size <= 0:
+            return None
+        erasure = self._in_database(lambda: self.steps.claim(size, beside=beside))
+        if erasure is not None and erasure.items:
             self.taken += len(erasure.items)
             self._pace.spend(len(erasure.items))
-            self._finish(erasure)
-        for ref in erasure.in_use:
-            if self.stop:
-                break  # put off by the claim: they come back
-            self._repair(ref)
-        return True
+            self._in_flight = erasure
+            self.steps.start_delete(erasure)
+        if erasure is not None:
+            self._later.update(erasure.in_use)  # whatever keeps this worker from it now
+        return erasure
 
     def _finish(self, erasure: Erasure) -> None:
         settled = False
@@ -162,15 +194,16 @@ class CleanupWorker(Worker):
         self._grow()
 
     def _delete(self, erasure: Erasure) -> StoreUnavailable | StoreDenied | StoreMisconfigured | None:
-        """Ask the stores, renewing the lease meanwhile; return what is wrong with one of them, if anything."""
+        """Wait for the stores, renewing leases meanwhile; return what is wrong with one of them, if anything."""
         try:
-            while not self.stop.overdue and self.steps.start_delete(erasure):
+            while erasure.call is not None or self.steps.start_delete(erasure):
                 while erasure.call is not None and not erasure.call.wait(
                     min(erasure.lease.duration / 6, LOOK_UP_EVERY)
                 ):
                     if self.stop.overdue:
                         return None  # given back; what is erased by then is found absent next time
                     self._renew(erasure)
+                    self._renew_in_flight()
                 self.steps.finish_delete(erasure)
                 answers = [item.result for item in erasure.items]
                 if trouble := next((answer for answer in answers if isinstance(answer, StoreUnavailable)), None):
@@ -181,6 +214,10 @@ class CleanupWorker(Worker):
         except LeaseLost:
             pass
         return None
+
+    def _renew_in_flight(self) -> None:
+        if self._in_flight is not None:
+            self._renew(self._in_flight)
 
     def _renew(self, erasure: Erasure) -> None:
         try:
@@ -261,7 +298,7 @@ class CleanupWorker(Worker):
             if self._sweep_over or time.monotonic() < self._sweep_at:
                 return False
             every = self._every(settings.RECOVER_AFTER)
-            self._sweep_at = time.monotonic() + (every or settings.POLL_INTERVAL)
+            self._sweep_at = time.monotonic() + max(every, settings.POLL_INTERVAL)
             self._sweep = self._in_database(lambda: self.steps.begin_sweep(every=every))
             if self._sweep is None:
                 return False
@@ -278,7 +315,11 @@ class CleanupWorker(Worker):
             for ref in page.to_repair:
                 if self.stop:
                     return True  # not to the end: `run` gives the round up
+                self._in_database(lambda: self.steps.renew_round(position))
                 position.found += self._repair(ref) in FINDINGS
+        except LeaseLost:
+            self._sweep = None
+            return False
         except StoreUnavailable:
             # The refs of this page that were not repaired yet are found by a sweep from the start.
             self._abandon_round(position)
@@ -286,31 +327,43 @@ class CleanupWorker(Worker):
             raise
         self._moved_at = time.monotonic()
         if not page.more:
-            self._sweep, self._sweep_over = None, not self.watch
+            self._sweep = None
             if self._narrow:
                 self._abandon_round(position)  # others have not been looked at
-            else:
-                self._in_database(lambda: self.steps.complete(position))
+            if self._narrow or self._completed(position):
+                self._sweep_over = not self.watch
         return True
 
     def _repair(self, ref: str) -> Repair | None:
+        if ref in self._found and not self.watch:
+            return self._found[ref]  # a run that looks again at once would only make one more copy
+        self._renew_in_flight()
         repair = self._in_database(lambda: self.steps.repair(ref))
         # A finding stays until a person has been there, and each sweep comes across it.
         if repair is not None and ref not in self._found:
             self.summary.repairs[repair] += 1
-        if repair in FINDINGS:
-            self._found.add(ref)
+        if repair is not None and repair in FINDINGS:
+            self._found[ref] = repair
+        if repair is Repair.LATER:
+            self._later.add(ref)
+        else:
+            self._later.discard(ref)
         return repair
 
     def _go_round(self) -> bool:
-        """Patrol a page of the store, and purge; return whether there may be more."""
+        """Patrol a page of the store, or purge a batch after it; return whether there may be more."""
+        if self._purging:
+            purged = self._in_database(lambda: self.steps.purge(self._size))
+            self._purging = bool(purged)
+            self.summary.purged += purged or 0
+            return self._purging
         if self._patrol is None:
             if self._narrow or not secret_stores[self.store].can_list:
                 self._patrol_over = True
             if self._patrol_over or time.monotonic() < self._patrol_at or not self._quiet():
                 return False
             every = self._every(settings.LATE_WRITE_HORIZON)
-            self._patrol_at = time.monotonic() + (every or settings.POLL_INTERVAL)
+            self._patrol_at = time.monotonic() + max(every, settings.POLL_INTERVAL)
             self._patrol = self._in_database(lambda: self.steps.begin_patrol(self.store, every=every))
             if self._patrol is None:
                 return False
@@ -320,24 +373,33 @@ class CleanupWorker(Worker):
         except LeaseLost:
             self._patrol = None
             return False
-        except StoreUnavailable:
+        except (StoreDenied, StoreMisconfigured):
+            raise
+        except SecretStoreError as error:
             self._abandon_round(position)
             self._patrol, self._patrol_at = None, 0.0
-            raise
+            trouble = error if isinstance(error, StoreUnavailable) else StoreUnavailable(str(error))
+            raise trouble from None
         if more is None:
             return False
         self._moved_at = time.monotonic()
         if not more:
-            self._patrol, self._patrol_over = None, not self.watch
+            self._patrol = None
             self.summary.unknown = position.found
-            self._in_database(lambda: self.steps.complete(position))
-            while (purged := self._in_database(lambda: self.steps.purge(self._size))) and not self.stop:
-                self.summary.purged += purged
+            if self._completed(position):
+                self._patrol_over, self._purging = not self.watch, True
         return True
+
+    def _completed(self, position: SweepPosition | PatrolPosition) -> bool:
+        """Note that a round was made to the end; False if another worker has begun anew, or nobody could be told."""
+        try:
+            return bool(self._in_database(lambda: self.steps.complete(position)))
+        except LeaseLost:
+            return False
 
     def _every(self, seconds: float) -> float:
         """Return how often a round is made: a drain makes one, whenever the last one was."""
-        return max(seconds, settings.POLL_INTERVAL) if self.watch else 0.0
+        return seconds if self.watch else 0.0
 
     def _page(self) -> int:
         """Return how many rows a sweep looks at in one step: fewer where statements take too long."""
@@ -349,11 +411,11 @@ class CleanupWorker(Worker):
         return self.steps.tenant is not None or self.steps.space is not None
 
     def _quiet(self) -> bool:
-        """Return whether it is time for a drain's patrol: when nothing is left, or nothing more than waiting is."""
+        """Return whether it is time for a drain's patrol: when nothing is left that it will wait for."""
         if self.watch or self.due_only:
             return True
         look = self._look()
-        return look is not None and look.left == 0
+        return look is not None and (look.left == 0 or self._is_too_far(look))
 
     def _abandon_round(self, position: SweepPosition | PatrolPosition) -> None:
         try:
@@ -379,36 +441,45 @@ class CleanupWorker(Worker):
 
     def _wait(self) -> bool:
         """Nothing is due: return False if that is the end, else wait a little and return True."""
+        if self.stop:
+            return True  # the loop ends
         if delay := self._pace.delay():
             self.stop.wait(delay)
             return True
         if self.watch:
-            self.stop.wait(settings.POLL_INTERVAL)
+            self._idle(settings.POLL_INTERVAL)
             return True
         look = self._look()
         wait = settings.POLL_INTERVAL
         if look is not None:
             seconds = None if look.due_at is None else look.due_at - time.monotonic()
             if self.due_only and (seconds is None or seconds > 0):
-                return False
+                return self._again()
             if look.left == 0 and self._sweep_over and self._patrol_over:
-                return False
+                return self._again()
             if look.left != self._left_before:
                 self._left_before, self._moved_at = look.left, time.monotonic()
+            if self._is_too_far(look):
+                self._end(End.STUCK, f"nothing of {look.left:,} is due for {seconds:.0f} s")
+                return False
             if seconds is not None and seconds > 0:
-                if self._too_far(look.left, seconds):
-                    return False
-                wait = min(wait, max(seconds, 0.01))
+                wait = min(wait, seconds)
             # Else it is due, and somebody has it locked.
         if self._out_of_patience(database=look is not None):
             return False
         self._reconcile_at = 0.0
-        self.stop.wait(wait)
+        self._idle(wait)
         return True
 
-    def _too_far(self, count: int, seconds: float) -> bool:
-        patience = 2 * max(settings.RETRY_MAX, settings.LEASE)
-        if seconds <= patience:
-            return False
-        self._end(End.STUCK, f"nothing of {count:,} is due for {seconds:.0f} s")
-        return True
+    def _again(self) -> bool:
+        """Before the end, look once more after the sources whose rows somebody held; return whether there were any."""
+        later, self._later = self._later, set()
+        for ref in later:
+            self._repair(ref)
+        # Once: what is held still is left to the next run.
+        again, self._later = bool(later - self._later), set()
+        return again
+
+    def _is_too_far(self, look: Look) -> bool:
+        """Return whether a drain will not wait for what is left, since nothing of it is due for too long."""
+        return look.due_at is not None and look.due_at - time.monotonic() > self._patience

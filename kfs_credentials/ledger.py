@@ -32,13 +32,17 @@ from kfs_credentials.models.knowledge_space import being_deleted
 from kfs_credentials.models.ledger import RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
 
     from kfs_credentials.models.ledger import LedgerQuerySet
     from kfs_credentials.stores import Receipt
 
 OPERATIONS = uuid.UUID("6d1d3f0e-5a53-4f4e-9a0c-8f1d6f2b7a11")
 """The namespace of the ids that are made of an operation's id (RFC 9562, version 5)."""
+
+
+AT_A_TIME = 10_000
+"""The most refs in one statement: a space may have a million."""
 
 
 class Moved(Exception):
@@ -160,10 +164,12 @@ def held(using: str) -> LedgerQuerySet:
     return ledger(using).filter(Q(state__in=(*RESERVED, RefState.ACTIVE)) | parked)
 
 
-def let_go(using: str, refs: Collection[str]) -> None:
+def let_go(using: str, refs: Sequence[str]) -> None:
     """Retire these refs, which the caller has locked and found among those that are `held`."""
-    ledger(using).filter(credential_ref__in=refs).retire()
-    SecretObject.objects.using(using).needing_attention().mark(refs, None)
+    for start in range(0, len(refs), AT_A_TIME):
+        some = refs[start : start + AT_A_TIME]
+        ledger(using).filter(credential_ref__in=some).retire()
+        SecretObject.objects.using(using).needing_attention().mark(some, None)
 
 
 class Pointed(NamedTuple):
@@ -199,10 +205,11 @@ def point(
     if not seen:
         raise SourceNotFound
     ((space, version, before, _),) = seen
-    locked = {
-        row.credential_ref: row
-        for row in ledger(using).filter(credential_ref__in=[one for one in (ref, before) if one]).lock(nowait=True)
-    }
+    own = held(using).filter(tenant_id=tenant, knowledge_space_id=space, source_id=source)
+    # Whoever revokes lets go of everything, what waits for a person included.
+    waiting = [] if ref is not None else list(own.retired().values_list("credential_ref", flat=True))
+    refs = [one for one in (ref, before, *waiting) if one]
+    locked = {row.credential_ref: row for row in ledger(using).filter(credential_ref__in=refs).lock(nowait=True)}
     if operation is not None and ref is not None:
         state = _usable(operation, locked[ref].state if ref in locked else RefState.DELETED)
         if state == RefState.ACTIVE:
@@ -217,7 +224,8 @@ def point(
     if status == Source.DELETING:
         raise BeingDeleted
     check_admission(using, space, source)
-    if ref is None and named is None and not in_clear:
+    waiting = list(own.retired().filter(credential_ref__in=waiting).values_list("credential_ref", flat=True))
+    if ref is None and named is None and not in_clear and not waiting:
         return Pointed(version, changed=False)
     if expected_version is not None and version != expected_version:
         raise VersionConflict(expected_version, version)
@@ -229,6 +237,7 @@ def point(
         ledger(using).filter(credential_ref=ref).activate(version)
     if named is not None:
         _retire(using, named, tenant=tenant, space=space, source=source)
+    let_go(using, waiting)
     _supersede(using, source)
     return Pointed(version, changed=True)
 

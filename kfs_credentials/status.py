@@ -249,7 +249,7 @@ def _dangling(rows: Selection) -> int:
 def _ledger(rows: Selection) -> dict[str, int]:
     states = {state.value: 0 for state in RefState}
     states.update((state, count) for (state,), count in _grouped(rows.refs(), "state"))
-    overdue, next_move_in = rows.refs().overdue().count(), rows.refs().next_move_in()
+    overdue, (unfinished, next_move_in) = rows.refs().overdue().count(), rows.refs().ahead()
     objects = SecretObject.objects.using(rows.using)
 
     def count(**which: Any) -> int:
@@ -259,7 +259,7 @@ def _ledger(rows: Selection) -> dict[str, int]:
         **states,
         "overdue": overdue,
         "oldest_overdue_seconds": max(0, -int(next_move_in.total_seconds())) if overdue and next_move_in else 0,
-        "waiting": rows.refs().unfinished().count() - overdue,
+        "waiting": unfinished - overdue,
         "parked": count(attention__in=(Attention.ERASURE_FAILS, Attention.RETAINED)),
         "displaced": count(attention=Attention.DISPLACED),
         "abandoned": count(abandoned_at__isnull=False),
@@ -293,8 +293,8 @@ def read_cleanup_left(
     """
     refs: LedgerQuerySet = SourceSecretLifecycleRef.objects.using(using)
     refs = refs.of(tenant, space)
-    next_move_in = refs.next_move_in()
-    return refs.unfinished().count(), None if next_move_in is None else next_move_in.total_seconds()
+    count, next_move_in = refs.ahead()
+    return count, None if next_move_in is None else next_move_in.total_seconds()
 
 
 def _grouped(rows: QuerySet[Any, Any], *columns: str) -> Iterator[tuple[tuple[Any, ...], int]]:

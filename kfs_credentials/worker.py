@@ -194,18 +194,25 @@ class Worker:
         while (left := until - time.monotonic()) > 0 and not self.stop.wait(min(left, LOOK_UP_EVERY)):
             renew()
 
+    @property
+    def _patience(self) -> float:
+        """Seconds without a move after which a drain gives up. The lease of a worker that died has to run out in it."""
+        return 2 * max(settings.RETRY_MAX, settings.LEASE)
+
+    def _idle(self, seconds: float) -> None:
+        """Wait, at least so long that a POLL_INTERVAL of 0 is no busy loop."""
+        self.stop.wait(max(seconds, 0.01))
+
     def _out_of_patience(self, *, database: bool) -> bool:
         """Return whether nothing has moved for so long that a drain gives up; note why. `database`: it answers."""
-        # The lease of a worker that died has to run out meanwhile.
-        patience = 2 * max(settings.RETRY_MAX, settings.LEASE)
-        if time.monotonic() - self._moved_at <= patience:
+        if time.monotonic() - self._moved_at <= self._patience:
             return False
         if not database:
             self._end(End.UNREACHABLE, "the database is out of reach")
         elif self._trouble is not None:
             self._end(End.UNREACHABLE, f"the secret store is out of reach: {self._trouble}")
         else:
-            self._end(End.STUCK, f"nothing has moved for {patience:g} s")
+            self._end(End.STUCK, f"nothing has moved for {self._patience:g} s")
         return True
 
     def _end(self, end: End, reason: str) -> None:

@@ -50,14 +50,21 @@ CHECKS = {
         WHERE job.run_state IN ('succeeded', 'failed')
           AND (ledger.state IN ('active', 'retired', 'deleting', 'deleted')) IS NOT TRUE""",
     "a ledger row is not final, and its next move is at no known time": """
-        SELECT credential_ref, state FROM source_secret_lifecycle_refs
-        WHERE CASE state
-          WHEN 'retired' THEN next_delete_at IS NULL
-          WHEN 'deleting' THEN lease_expires_at IS NULL
+        SELECT ledger.credential_ref, ledger.state FROM source_secret_lifecycle_refs ledger
+        LEFT JOIN kfs_credentials_secret_object object ON object.credential_ref = ledger.credential_ref
+        WHERE CASE ledger.state
+          WHEN 'retired' THEN ledger.next_delete_at IS NULL
+            AND num_nonnulls(object.attention, object.abandoned_at) = 0
+          WHEN 'deleting' THEN ledger.lease_expires_at IS NULL
           WHEN 'active' THEN FALSE
           WHEN 'deleted' THEN FALSE
-          ELSE recover_after IS NULL
+          ELSE ledger.recover_after IS NULL
         END""",
+    "a ref was claimed for erasure, and is in use": """
+        SELECT ledger.credential_ref, ledger.delete_attempts FROM source_secret_lifecycle_refs ledger
+        JOIN kfs_credentials_secret_object object ON object.credential_ref = ledger.credential_ref
+        WHERE ledger.state IN ('staged', 'candidate', 'active')
+          AND (object.first_claimed_at IS NOT NULL OR ledger.delete_attempts > 0)""",
     "a ledger row has nothing in kfs_credentials_secret_object, or the other way round": """
         SELECT ledger.credential_ref, object.credential_ref FROM source_secret_lifecycle_refs ledger
         FULL JOIN kfs_credentials_secret_object object ON object.credential_ref = ledger.credential_ref
@@ -97,20 +104,25 @@ def _in_database(using: str) -> Iterator[str]:
 
 
 def _unreadable(using: str, store: EncryptedStore) -> Iterator[str]:
-    """Every active ref reads back, in the scope that the ledger gives it."""
-    active = _rows(
-        using,
-        "SELECT tenant_id, knowledge_space_id, source_id, credential_ref FROM source_secret_lifecycle_refs "
-        "WHERE state = 'active' ORDER BY credential_ref",
-    )
-    outcomes = store.get_many([Address(Scope(*scope), ref) for *scope, ref in active]) if active else []
-    broken = [
-        (ref, type(outcome).__name__)
-        for (*_, ref), outcome in zip(active, outcomes, strict=True)
-        if not isinstance(outcome, Credentials)
-    ]
-    if broken:
-        yield _sentence("an active ref does not read back", broken)
+    """Every ref that is active, or kept until a person chooses, reads back in the scope that the ledger gives it."""
+    for kept, condition in {
+        "an active ref": "state = 'active'",
+        "a displaced ref": "state = 'retired' AND credential_ref IN "
+        "(SELECT credential_ref FROM kfs_credentials_secret_object WHERE attention = 'displaced')",
+    }.items():
+        rows = _rows(
+            using,
+            "SELECT tenant_id, knowledge_space_id, source_id, credential_ref FROM source_secret_lifecycle_refs "
+            f"WHERE {condition} ORDER BY credential_ref",
+        )
+        outcomes = store.get_many([Address(Scope(*scope), ref) for *scope, ref in rows]) if rows else []
+        broken = [
+            (ref, type(outcome).__name__)
+            for (*_, ref), outcome in zip(rows, outcomes, strict=True)
+            if not isinstance(outcome, Credentials)
+        ]
+        if broken:
+            yield _sentence(f"{kept} does not read back", broken)
 
 
 def _unknown_objects(using: str, store: EncryptedStore) -> Iterator[str]:

@@ -96,7 +96,7 @@ def test_an_abandoned_ref_is_never_due_again(store: EncryptedStore) -> None:
     everything: LedgerQuerySet = SourceSecretLifecycleRef.objects.all()
     assert not everything.due()
     assert not everything.unfinished()
-    assert everything.next_move_in() is None
+    assert everything.ahead()[1] is None
     cleanup = Cleanup(using="default", worker="tests", lease=60.0)
     assert sweep(cleanup)[0] == 0
     assert cleanup.claim(100) is None

@@ -1,4 +1,7 @@
-"""The counts: one rule for each shape of metadata and credentials, the same for all who look at them."""
+"""The counts: one rule for each shape of metadata and credentials, the same for all who look at them.
+
+Those of the ledger are in test_status_refs.py.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from kfs_credentials.backfill import Backfill
-from kfs_credentials.models import (
-    JobError,
-    KnowledgeSpace,
-    RefState,
-    Source,
-    SourceCredentialBackfill,
-)
+from kfs_credentials.models import JobError, KnowledgeSpace, Source, SourceCredentialBackfill
 from kfs_credentials.operations import Unsettled, acknowledge, unsettled
 from kfs_credentials.selection import Selection
 from kfs_credentials.status import Status, read_left, read_plan, read_status
@@ -95,6 +92,7 @@ def test_each_shape_in_the_status(metadata: object, rule: str) -> None:
         "too_large": 0,
         "referenced": 0,
         "both": 0,
+        "dangling": 0,
     }
     assert {shape for shape, count in status.unsupported.items() if count} == ({rule} if unsupported else set())
     assert status.left == read_left("default") == (legacy, 0, 0)
@@ -181,6 +179,7 @@ def test_refs_and_both() -> None:
         "too_large": 0,
         "referenced": 3,
         "both": 1,
+        "dangling": 0,
     }
     assert read_plan("default") == []
     assert not status.clean
@@ -225,38 +224,6 @@ def test_jobs_and_their_leases() -> None:
     assert 3 * 3600 <= age < 4 * 3600
     assert status.backfills == {"queued": 2, "running": 2, "succeeded": 1, "failed": 0, "expired_leases": 1}
     assert read_left("default") == (4, 2, 2)
-
-
-@pytest.mark.django_db
-def test_refs_by_state_and_those_that_are_overdue() -> None:
-    earlier, later = (timezone.now() + timedelta(minutes=minutes) for minutes in (-1, 10))
-    lease = {"worker_id": "tests", "lease_token": uuid.uuid4(), "heartbeat_at": earlier}
-    overdue_so_far = 0
-    rows: list[tuple[bool, RefState, dict[str, Any]]] = [
-        (False, RefState.STAGED, {"recover_after": later, "next_delete_at": None}),
-        (True, RefState.STAGED, {"recover_after": earlier, "next_delete_at": None}),
-        (False, RefState.CANDIDATE, {"next_delete_at": None}),
-        (False, RefState.ACTIVE, {"next_delete_at": None}),
-        (False, RefState.RETIRED, {"next_delete_at": later}),
-        (True, RefState.RETIRED, {"next_delete_at": earlier}),
-        (False, RefState.DELETING, {"lease_expires_at": later, **lease}),
-        (True, RefState.DELETING, {"lease_expires_at": earlier, **lease}),
-        (False, RefState.DELETED, {"deleted_at": earlier, "next_delete_at": None}),
-        (True, RefState.DELETED, {"deleted_at": earlier, "next_delete_at": earlier}),
-    ]
-    for overdue, state, values in rows:
-        RefFactory.create(job=JobFactory.create(source=SourceFactory.create(bare=True)), state=state.value, **values)
-        overdue_so_far += overdue
-        assert read_status("default").ledger["overdue"] == overdue_so_far
-    assert read_status("default").ledger == {
-        "staged": 2,
-        "candidate": 1,
-        "active": 1,
-        "retired": 2,
-        "deleting": 2,
-        "deleted": 2,
-        "overdue": 4,
-    }
 
 
 @pytest.mark.django_db
@@ -361,6 +328,7 @@ def check_waiting(status: Status) -> None:
         "too_large": 0,
         "referenced": 1,
         "both": 0,
+        "dangling": 0,
     }
     assert status.failures == {}
     assert status.backfills["expired_leases"] == 0

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import models
-from django.db.models import Exists, F, Min, OuterRef, Q, Value
+from django.db.models import Count, Exists, F, Min, OuterRef, Q, Value
 from django.db.models.functions import Greatest, Now
 from django.utils import translation
 from django.utils.translation import gettext_lazy as _
@@ -148,29 +148,35 @@ class LedgerQuerySet(LeasedQuerySet):
     def undated(self) -> Self:
         """Return the retired refs that have no time for their erasure, and nothing to wait for.
 
-        Abandoned ones have; displaced ones while their source is there; unreadable ones while a source names them.
+        Abandoned ones have; displaced ones while their source is there; any while a source names them.
         """
         objects = SecretObject.objects.filter(pk=OuterRef("credential_ref"))
         source = Source.objects.filter(pk=OuterRef("source_id"), knowledge_space_id=OuterRef("knowledge_space_id"))
         return self.filter(
             ~Exists(objects.filter(abandoned_at__isnull=False)),
             ~(Exists(objects.filter(attention=Attention.DISPLACED)) & Exists(source)),
-            ~(Exists(objects.filter(attention=Attention.UNREADABLE)) & Exists(_naming())),
+            ~Exists(_naming()),
             state=RefState.RETIRED,
             next_delete_at__isnull=True,
         )
 
-    def not_known(self) -> Self:
-        """Return those of which our own table knows nothing: the Node service reserved them."""
-        return self.filter(~Exists(SecretObject.objects.filter(pk=OuterRef("credential_ref"))))
-
     def unfinished(self) -> Self:
-        """Return the refs that have a next move at a known time, which is not up to a live job or a person."""
+        """Return the refs that have a next move at a known time, which is not up to a live job or a person.
+
+        A parked one, which is tried again once a day, counts on that day.
+        """
+        parked = Q(
+            state=RefState.RETIRED,
+            last_error_code__in=(RefError.NEEDS_ATTENTION, RefError.RETAINED),
+            last_error_code__isnull=False,
+            next_delete_at__gt=Now(),
+        )
         return self.filter(
+            ~parked,
             Q(state__in=(RefState.RETIRED, RefState.DELETED), next_delete_at__isnull=False)
             | Q(state=RefState.DELETING)
             | Q(state=RefState.STAGED)
-            | (Q(state=RefState.CANDIDATE) & ~Exists(_live_jobs()))
+            | (Q(state=RefState.CANDIDATE) & ~Exists(_live_jobs())),
         )
 
     def overdue(self) -> Self:
@@ -181,16 +187,20 @@ class LedgerQuerySet(LeasedQuerySet):
             | Q(state__in=RESERVED, recover_after__lte=Now())
         )
 
-    def next_move_in(self) -> timedelta | None:
-        """Return how long it is until the next of these moves is due; below zero if it is; None if there is none."""
+    def ahead(self) -> tuple[int, timedelta | None]:
+        """Return how many refs are unfinished, and how long it is until the next of their moves is due.
+
+        The time is below zero if it is due, None if there are none.
+        """
         soonest = self.unfinished().aggregate(
+            count=Count("pk"),
             erase=Min("next_delete_at", filter=Q(state__in=(RefState.RETIRED, RefState.DELETED))),
             lease=Min("lease_expires_at"),
             recover=Min("recover_after", filter=Q(state__in=RESERVED)),
             now=Min(Now()),
         )
         times = [soonest[name] for name in ("erase", "lease", "recover") if soonest[name] is not None]
-        return min(times) - soonest["now"] if times else None
+        return soonest["count"], min(times) - soonest["now"] if times else None
 
     # Locks and moves.
 
@@ -232,6 +242,14 @@ class LedgerQuerySet(LeasedQuerySet):
             last_error_message=error.message,
             **MOVED,
         )
+
+    def hold(self) -> int:
+        """Leave these refs, which sources name, without a time for their erasure, until that is repaired.
+
+        Not put off: the Node service's cleanup takes whatever is due, and makes a ref that a source names active, also
+        one that was claimed for erasure before.
+        """
+        return self.update(state=RefState.RETIRED, next_delete_at=None, **{**LeasedRow.RELEASED, "deleted_at": None})
 
     def recover_later(self) -> int:
         """Let these reservations be looked at again after another RECOVER_AFTER."""

@@ -31,6 +31,7 @@ from kfs_credentials.errors import (
     SecretConflict,
     SecretIntegrityError,
     SecretNotFound,
+    SecretStoreError,
     StoreMisconfigured,
     StoreUnavailable,
 )
@@ -66,8 +67,8 @@ class CreateOnceStorage(Protocol):
     def sync(self, names: Sequence[str]) -> None:
         """Make files durable that another process may have left unsynced; raises `SecretNotFound`."""
 
-    def remove_many(self, names: Sequence[str]) -> list[bool]:
-        """Remove the files durably; return for each whether it was there."""
+    def remove_many(self, names: Sequence[str]) -> list[bool | SecretStoreError]:
+        """Remove the files durably; return for each whether it was there, or why this one could not be removed."""
 
     def names(self, directory: str) -> Iterator[str]:
         """Yield the names of the files in `directory`, without it, in any order, and some perhaps twice."""

@@ -72,8 +72,7 @@ def _store_error(error: OSError | SuspiciousFileOperation) -> SecretStoreError:
         return StoreMisconfigured(
             "the name of a secret leads out of the directory for secrets: correct the prefix of the store"
         )
-    number = error.errno or 0
-    reason = f"{os.strerror(number)}, {errno.errorcode.get(number, number)}"
+    number, reason = error.errno or 0, _reason(error)
     if number in DENIED:
         return StoreDenied(
             f"the file system refuses access to the directory for secrets ({reason}): give it, with all that "
@@ -84,6 +83,11 @@ def _store_error(error: OSError | SuspiciousFileOperation) -> SecretStoreError:
             f"the directory for secrets is not where it was ({reason}): see whether its volume is mounted"
         )
     return StoreUnavailable(f"the file system of the secrets does not work now ({reason})")
+
+
+def _reason(error: OSError) -> str:
+    number = error.errno or 0
+    return f"{os.strerror(number)}, {errno.errorcode.get(number, number)}"
 
 
 class DurableFileStorage(FileSystemStorage):
@@ -116,7 +120,9 @@ class DurableFileStorage(FileSystemStorage):
 
     def delete(self, name: str) -> None:
         """Remove the file, durably; a missing one is no error."""
-        self.remove_many([name])
+        (removed,) = self.remove_many([name])
+        if isinstance(removed, SecretStoreError):
+            raise removed
 
     # What EncryptedStore uses: the same in batches, with the errors of this package.
 
@@ -192,13 +198,15 @@ class DurableFileStorage(FileSystemStorage):
             raise SecretNotFound(NOT_FOUND) from None
 
     @translated
-    def remove_many(self, names: Sequence[str]) -> list[bool]:
+    def remove_many(self, names: Sequence[str]) -> list[bool | SecretStoreError]:
         """Remove the files and their temporary ones, durably; return for each whether it was there.
 
-        Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`: where `location` is missing, nothing
-        is taken to be gone.
+        For a file that cannot be removed, though others can and its directory is as it should be, that is an error
+        in the place of the answer: it must not keep the others. Raises `StoreUnavailable`, `StoreDenied`,
+        `StoreMisconfigured`: where `location` is missing, nothing is taken to be gone.
         """
-        removed = [False] * len(names)
+        removed: list[bool | SecretStoreError] = [False] * len(names)
+        failed: dict[int, OSError] = {}
         for path, places in self._by_directory(names).items():
             try:
                 directory = Directory(path)
@@ -207,8 +215,16 @@ class DurableFileStorage(FileSystemStorage):
                 continue  # nothing was ever made in it
             with directory:
                 for place, name in places:
-                    removed[place] = directory.remove(name)
+                    try:
+                        removed[place] = directory.remove(name)
+                    except OSError as error:
+                        failed[place] = error
                 directory.sync()
+        if failed and 1 < len(names) == len(failed):
+            raise failed[0]
+        for place, problem in failed.items():
+            self.check(os.path.dirname(names[place]))  # noqa: PTH120 - a name, not a path
+            removed[place] = SecretStoreError(f"the file system does not remove this object ({_reason(problem)})")
         return removed
 
     def names(self, directory: str) -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""Rounds of `limit.py` and of our backfill, in turn, on a fresh copy of the same database each; prints medians.
+"""Rounds of `limit.py` and of our own work, in turn, on a fresh copy of the same database each; prints medians.
+
+A round of ours is a backfill; after the one with a single worker come rotate and resolve on its result, then the
+cleanup of all its refs.
 
     python -m tests.bench [--sources 20000] [--rounds 5] [--workers 1 2 4]
 
@@ -35,6 +38,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT = ROOT.parent / "shared" / "bench" / "limit.py"
 TEMPLATE = "kfs_bench_template"
 ROUND = "kfs_bench_round"
+ROTATE = 500
+RESOLVE = 2_000
+"""How many calls of a service are measured."""
 
 
 @dataclass
@@ -46,11 +52,28 @@ class Row:
     sources: int
     per_second: float
     ratio_to_limit: float | None = None
+    ratio_to_backfill: float | None = None
     statements_per_source: float | None = None
     commits_per_source: float | None = None
     empty_claims: int | None = None
     deadlocks: int | None = None
     peak_memory_mb: float | None = None
+
+    @classmethod
+    def of(cls, name: str, results: list[dict[str, Any]], **others: Any) -> Row:
+        """Make it of what the processes that shared the work printed."""
+        seconds = max(result["ended"] for result in results) - min(result["started"] for result in results)
+        done = sum(result["done"] for result in results)
+        return cls(
+            name,
+            len(results),
+            done,
+            round(done / seconds),
+            statements_per_source=sum(result["statements"] for result in results) / done,
+            commits_per_source=sum(result["commits"] for result in results) / done,
+            peak_memory_mb=max(result["peak_memory_mb"] for result in results),
+            **others,
+        )
 
 
 class Bench:
@@ -128,25 +151,44 @@ class Bench:
         directory = self.fresh_round()
         children = [self.child("backfill", database=ROUND, directory=directory) for _ in range(workers)]
         results = [finished(child) for child in children]
-        seconds = max(result["ended"] for result in results) - min(result["started"] for result in results)
-        moved = sum(result["moved"] for result in results)
         with self.connect(ROUND) as connection:
             left, deadlocks = connection.execute(
                 "SELECT (SELECT count(*) FROM sources WHERE credential_ref IS NULL), deadlocks "
                 "FROM pg_stat_database WHERE datname = current_database()"
             ).fetchone() or (None, None)
-        assert (left, moved) == (0, self.sources), (left, moved)
-        return Row(
+        row = Row.of(
             "backfill",
-            workers,
-            self.sources,
-            round(self.sources / seconds),
-            statements_per_source=sum(result["statements"] for result in results) / self.sources,
-            commits_per_source=sum(result["commits"] for result in results) / self.sources,
+            results,
             empty_claims=sum(result["empty_claims"] for result in results),
             deadlocks=deadlocks,
-            peak_memory_mb=max(result["peak_memory_mb"] for result in results),
         )
+        assert (left, row.sources) == (0, self.sources), (left, row.sources)
+        return row
+
+    def services(self) -> list[Row]:
+        """Rotate and resolve, one call after the other, on what the last backfill left."""
+        directory = self.scratch / "secrets"
+        rows = []
+        for name, calls in (("rotate", ROTATE), ("resolve", RESOLVE)):
+            result = finished(self.child(name, str(calls), database=ROUND, directory=directory))
+            rows.append(Row.of(name, [result]))
+        return rows
+
+    def cleanup(self, backfill: Row) -> Row:
+        """Let no source have a ref any more, and run the cleanup once; `backfill`: what it is compared with."""
+        directory = self.scratch / "secrets"
+        with self.connect(ROUND) as connection:
+            connection.execute("UPDATE sources SET credential_ref = NULL")
+            retired = connection.execute(
+                "UPDATE source_secret_lifecycle_refs SET state = 'retired', "
+                "next_delete_at = now() - interval '1 second', row_version = row_version + 1, updated_at = now()"
+            ).rowcount
+            connection.execute("CHECKPOINT")
+        row = Row.of("cleanup", [finished(self.child("cleanup", database=ROUND, directory=directory))])
+        left = [path for path in directory.rglob("*") if path.is_file()]
+        assert (row.sources, left) == (retired, []), (row.sources, retired, left[:3])
+        row.ratio_to_backfill = round(row.per_second / backfill.per_second, 3)
+        return row
 
 
 def finished(child: subprocess.Popen[str]) -> dict[str, Any]:
@@ -190,11 +232,16 @@ def main() -> None:
             if LIMIT.exists():
                 rows.setdefault(("limit", 1), []).append(bench.limit())
             for workers in options.workers:
-                rows.setdefault(("backfill", workers), []).append(bench.backfill(workers))
+                backfill = bench.backfill(workers)
+                ours = [backfill, *bench.services(), bench.cleanup(backfill)] if workers == 1 else [backfill]
+                for row in ours:
+                    rows.setdefault((row.name, row.workers), []).append(row)
             sys.stderr.write(f"round {number} of {options.rounds}: {time.monotonic() - started:.0f} s\n")
     medians = [median(found) for found in rows.values()]
     if ("limit", 1) in rows:
         for row in medians:
+            if row.name in ("rotate", "resolve"):
+                continue
             row.ratio_to_limit = round(row.per_second / medians[0].per_second, 3)
     (ROOT / "bench.json").write_text(json.dumps([asdict(row) for row in medians], indent=2) + "\n")
     show(medians)

@@ -1,4 +1,7 @@
-"""A child process of the bench: `load NUMBER` or `backfill`. Prints one JSON object."""
+"""A child process of the bench: `load NUMBER`, `backfill`, `rotate NUMBER`, `resolve NUMBER` or `cleanup`.
+
+Prints one JSON object.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import django
@@ -16,13 +20,17 @@ from django.db import connection, connections, transaction
 django.setup()
 
 from example_project import demo_data  # noqa: E402
+from kfs_credentials import services  # noqa: E402
 from kfs_credentials.backfill import Backfill  # noqa: E402
+from kfs_credentials.backfill_worker import BackfillWorker  # noqa: E402
 from kfs_credentials.batch import Move  # noqa: E402
+from kfs_credentials.cleanup import Cleanup, Outcome  # noqa: E402
+from kfs_credentials.cleanup_worker import CleanupWorker  # noqa: E402
 from kfs_credentials.conf import settings  # noqa: E402
 from kfs_credentials.leases import new_worker_name  # noqa: E402
-from kfs_credentials.status import read_left  # noqa: E402
+from kfs_credentials.models import Source  # noqa: E402
+from kfs_credentials.status import read_cleanup_left, read_left  # noqa: E402
 from kfs_credentials.stores import secret_stores  # noqa: E402
-from kfs_credentials.worker import BackfillWorker  # noqa: E402
 
 AWKWARD = 75
 """How many awkward sources a demo begins with; limit.py cannot move them all."""
@@ -48,13 +56,13 @@ def load(number: int) -> dict[str, Any]:
     return {"sources": count}
 
 
-def backfill() -> dict[str, Any]:
-    """Run one worker until nothing is left, and count its statements."""
-    statements = commits = 0
+@contextmanager
+def measured() -> Iterator[dict[str, Any]]:
+    """Yield a dictionary that has, after the block, how long it took, and what the database was asked meanwhile."""
+    result: dict[str, Any] = {"statements": 0, "commits": 0}
 
-    def counted(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
-        nonlocal statements
-        statements += 1
+    def execute(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+        result["statements"] += 1
         return execute(sql, *arguments)
 
     connection.ensure_connection()
@@ -62,26 +70,68 @@ def backfill() -> dict[str, Any]:
     commit = wrapped._commit
 
     def counted_commit() -> None:
-        nonlocal commits
-        commits += 1
+        result["commits"] += 1
         commit()
 
     wrapped._commit = counted_commit
+    result["started"] = time.time()
+    with connection.execute_wrapper(execute):
+        yield result
+    result["ended"] = time.time()
+    result["peak_memory_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+
+
+def backfill() -> dict[str, Any]:
+    """Run one worker until nothing is left."""
     steps = Backfill(using="default", store=secret_stores["default"], worker=new_worker_name(), lease=settings.LEASE)
     worker = BackfillWorker(steps, remaining=lambda: read_left("default"), batch_size=settings.BATCH_SIZE)
-    started = time.time()
-    with connection.execute_wrapper(counted):
+    with measured() as result:
         summary = worker.run()
-    return {
-        "started": started,
-        "ended": time.time(),
-        "moved": summary.moves[Move.ACTIVATE],
-        "statements": statements,
-        "commits": commits,
-        "empty_claims": summary.empty_claims,
-        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-    }
+    return {**result, "done": summary.moves[Move.ACTIVATE], "empty_claims": summary.empty_claims}
+
+
+def cleanup() -> dict[str, Any]:
+    """Run one worker as `run_secret_cleanup --due` does, sweep and patrol included."""
+    steps = Cleanup(using="default", worker=new_worker_name(), lease=settings.LEASE)
+    worker = CleanupWorker(
+        steps,
+        next_move_in=lambda: read_cleanup_left("default"),
+        batch_size=settings.BATCH_SIZE,
+        due_only=True,
+    )
+    with measured() as result:
+        summary = worker.run()
+    return {**result, "done": summary.outcomes[Outcome.ERASED]}
+
+
+def rotate(number: int) -> dict[str, Any]:
+    """Give new credentials to `number` sources, one after the other."""
+    sources = _referenced(number)
+    with measured() as result:
+        for tenant, source in sources:
+            services.rotate_credentials(tenant=tenant, source_id=source, credentials={"access_token": "made-up" * 50})
+    return {**result, "done": len(sources)}
+
+
+def resolve(number: int) -> dict[str, Any]:
+    """Read the credentials of `number` sources, one after the other."""
+    sources = _referenced(number)
+    with measured() as result:
+        for tenant, source in sources:
+            services.resolve_credentials(tenant=tenant, source_id=source)
+    return {**result, "done": len(sources)}
+
+
+def _referenced(number: int) -> list[tuple[str, Any]]:
+    return list(Source.objects.referenced().order_by("pk").values_list("knowledge_space__tenant_id", "pk")[:number])
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(load(int(sys.argv[2])) if sys.argv[1] == "load" else backfill()))
+    commands: dict[str, Callable[..., dict[str, Any]]] = {
+        "load": load,
+        "backfill": backfill,
+        "rotate": rotate,
+        "resolve": resolve,
+        "cleanup": cleanup,
+    }
+    sys.stdout.write(json.dumps(commands[sys.argv[1]](*map(int, sys.argv[2:]))))

@@ -22,4 +22,6 @@ KFS_CREDENTIALS = {
             },
         }
     },
+    # So long that only first erasures are measured.
+    "LATE_WRITE_HORIZON": 86_400,
 }

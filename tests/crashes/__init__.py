@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.crashes.scene")
+pytest.register_assert_rewrite("tests.crashes.scene", "tests.crashes.kills")

@@ -9,6 +9,7 @@ import pytest
 from django.db import connections
 from pytest_django import DjangoDbBlocker
 
+from example_project import postgres
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.crashes.database import ALIAS, fill, new_database
 from tests.crashes.scene import Scene
@@ -40,4 +41,20 @@ def scene(
     with django_db_blocker.unblock(), new_database(ALIAS, template=template) as database:
         scene = Scene(nursery, database, tmp_path, store)
         yield scene
+        scene.close()
+
+
+@pytest.fixture
+def own_server(
+    nursery: Nursery, store: EncryptedStore, tmp_path: Path, django_db_blocker: DjangoDbBlocker
+) -> Iterator[tuple[Scene, postgres.Server]]:
+    """A scene on a server that nobody else uses, and that server."""
+    with (
+        postgres.temporary(["fsync=off"]) as server,
+        django_db_blocker.unblock(),
+        new_database(ALIAS, server=server.django_database()) as database,
+    ):
+        fill(ALIAS)
+        scene = Scene(nursery, database, tmp_path, store)
+        yield scene, server
         scene.close()

@@ -106,6 +106,31 @@ class Database:
             [number],
         )
 
+    def new_spaces(self, tenant: str, number: int) -> list[str]:
+        """Add spaces of a tenant; return their ids."""
+        return [
+            space
+            for (space,) in self.rows(
+                "INSERT INTO knowledge_spaces (id, tenant_id, slug, name, created_at, updated_at) "
+                "SELECT gen_random_uuid(), %s, 'made-up-' || n, 'Made up', now(), now() FROM generate_series(1, %s) n "
+                "RETURNING id::text",
+                [tenant, number],
+            )
+        ]
+
+    def new_legacy_sources(self, space: str, number: int) -> list[str]:
+        """Add sources with credentials in clear: `{"token": <the source's id>}`; return their ids."""
+        return [
+            source
+            for (source,) in self.rows(
+                "INSERT INTO sources (id, knowledge_space_id, type, status, name, uri, metadata, permission_scope, "
+                "version, created_at, updated_at) SELECT id, %s, 'online_drive', 'active', 'Made up', '', "
+                "jsonb_build_object('credentials', jsonb_build_object('token', id::text)), '[]', 1, now(), now() "
+                "FROM (SELECT gen_random_uuid() AS id FROM generate_series(1, %s)) made RETURNING id::text",
+                [space, number],
+            )
+        ]
+
     def set_aside(self) -> None:
         """Take all sources away, to let them appear later."""
         self.execute("CREATE TABLE kfs_tests_aside AS TABLE sources")
@@ -122,9 +147,16 @@ class Database:
 
     def expire_leases(self) -> None:
         """Move every lease into the past, so that nobody has to wait for it."""
+        for table in ("source_credential_backfills", "source_secret_lifecycle_refs", "kfs_credentials_round"):
+            self.execute(
+                f"UPDATE {table} SET lease_expires_at = now() - interval '1 second' WHERE lease_expires_at IS NOT NULL"
+            )
+
+    def expire_reservations(self) -> None:
+        """Move the time for every reservation into the past: whoever made it is held to be gone."""
         self.execute(
-            "UPDATE source_credential_backfills SET lease_expires_at = now() - interval '1 second' "
-            "WHERE run_state = 'running'"
+            "UPDATE source_secret_lifecycle_refs SET recover_after = now() - interval '1 second' "
+            "WHERE state IN ('staged', 'candidate')"
         )
 
     def queue_again(self) -> None:

@@ -1,4 +1,4 @@
-"""A process that has Django loaded and forks workers, so that a worker costs milliseconds and not half a second.
+"""A process that has Django loaded and forks others, so that a worker costs milliseconds and not half a second.
 
     python -m tests.crashes.nursery
 
@@ -21,14 +21,16 @@ from typing import Any
 
 import django
 from django.conf import settings
-from django.core.management import execute_from_command_line
 from django.db import connections
+from django.utils.module_loading import import_string
 
 NEEDED = [
     "django.db.migrations.executor",
     "example_project.urls",
     "kfs_credentials.management.commands.run_credential_backfill",
+    "kfs_credentials.management.commands.run_secret_cleanup",
     "psycopg",
+    "tests.crashes.application",
     "tests.crashes.stores",
 ]
 """What every child imports: done once, before it is forked."""
@@ -38,7 +40,7 @@ libc = ctypes.CDLL(None)
 
 
 def main() -> None:
-    """Serve; in a child, be the worker that was ordered."""
+    """Serve; in a child, do what was ordered."""
     django.setup()
     for module in NEEDED:
         import_module(module)
@@ -73,7 +75,10 @@ def serve() -> dict[str, Any] | None:
 
 
 def work(order: dict[str, Any]) -> None:
-    """Be `manage.py` with `order["arguments"]`; what it prints goes to the file `order["output"]`."""
+    """Call a function with `order["arguments"]`: by its path, such as `manage.py`'s, or one of the tests' own.
+
+    What it prints goes to the file `order["output"]`.
+    """
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
@@ -81,7 +86,7 @@ def work(order: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     connections.databases["default"].update(order["database"])
     settings.KFS_CREDENTIALS = {**settings.KFS_CREDENTIALS, **order["settings"]}
-    execute_from_command_line(["manage.py", *order["arguments"]])
+    import_string(order["function"])(order["arguments"])
 
 
 if __name__ == "__main__":

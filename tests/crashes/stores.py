@@ -1,4 +1,4 @@
-"""The encrypted store, with gates at which a test can hold a worker up in a put, and a value that kills it."""
+"""The encrypted store, with gates at which a test can hold a process up, and a value that kills it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kfs_credentials.stores import Entry, Receipt
+from kfs_credentials.stores import Address, Entry, Receipt
 from kfs_credentials.stores.base import Deadline, Outcomes
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.crashes.gates import pass_gate
 
 BEFORE_PUT = "before-put"
+BEFORE_CHECK = "before-check"
+"""All is written, nothing is visible, and the deadline and the lease are still to be checked."""
 IN_PUT = "in-put"
+"""The check is past, whatever happens now: what waits here becomes visible, however late."""
 AFTER_PUT = "after-put"
 
+BEFORE_DELETE = "before-delete"
+IN_DELETE = "in-delete"
+"""The check is past, the first objects are gone, and the others go, however late."""
+AFTER_DELETE = "after-delete"
+
+AFTER_LIST = "after-list"
+
 VISIBLE_AT_GATE = 2
-"""How many secrets of a batch are visible, and not yet durable, at the gate `IN_PUT`."""
+"""How many secrets of a batch are visible, and not yet durable, at the gate `IN_PUT`; of a single one, none."""
+GONE_AT_GATE = 2
+"""How many objects of a batch are gone at the gate `IN_DELETE`; of a single one, none."""
 
 
 class GatedStore(EncryptedStore):
@@ -33,23 +45,42 @@ class GatedStore(EncryptedStore):
         if self.poison and any(self.poison.encode() in entry.plaintext.exact for entry in entries):
             os.kill(os.getpid(), signal.SIGKILL)
         pass_gate(self.gates, BEFORE_PUT)
-        outcomes = super()._put_many(entries, deadline=GatedDeadline(deadline, self.gates))
+        gate_after = min(VISIBLE_AT_GATE + 1, len(entries))
+        outcomes = super()._put_many(entries, deadline=GatedDeadline(deadline, self.gates, gate_after))
         pass_gate(self.gates, AFTER_PUT)
         return outcomes
 
+    def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
+        pass_gate(self.gates, BEFORE_DELETE)
+        gone = min(GONE_AT_GATE, len(addresses) - 1)
+        outcomes = super()._delete_many(addresses[:gone], deadline=deadline)
+        pass_gate(self.gates, IN_DELETE)
+        # Without another look at the deadline, as the store itself goes on.
+        outcomes += self.storage.remove_many([self._name(address) for address in addresses[gone:]])
+        pass_gate(self.gates, AFTER_DELETE)
+        return outcomes
+
+    def _list(self, after: str) -> Sequence[str]:
+        names = super()._list(after)
+        pass_gate(self.gates, AFTER_LIST)
+        return names
+
 
 class GatedDeadline(Deadline):
-    """A deadline with a gate: it is checked right before each secret becomes visible."""
+    """A deadline with gates: it is checked right before each secret becomes visible."""
 
-    def __init__(self, deadline: Deadline, gates: Path) -> None:
+    def __init__(self, deadline: Deadline, gates: Path, gate_after: int) -> None:
         super().__init__(deadline.seconds, deadline.guard)
         self.at = deadline.at
         self.gates = gates
+        self.gate_after = gate_after
         self.checks = 0
 
     def check(self) -> None:
-        """Check, then wait at the gate: whoever is frozen there has passed the check, and makes its secret visible."""
+        """Check, with a gate before the first time, and one after as many as are told."""
+        if not self.checks:
+            pass_gate(self.gates, BEFORE_CHECK)
         super().check()
         self.checks += 1
-        if self.checks == VISIBLE_AT_GATE + 1:
+        if self.checks == self.gate_after:
             pass_gate(self.gates, IN_PUT)

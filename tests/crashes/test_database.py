@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from django.db import connections
-from pytest_django import DjangoDbBlocker
 
 from example_project import postgres
-from kfs_credentials.stores.encrypted import EncryptedStore
-from tests.crashes.database import ALIAS, NUMBER, fill, new_database
+from tests.crashes.database import ALIAS, NUMBER
 from tests.crashes.scene import KINDS, LOOK, NOT_FINISHED, Scene
 from tests.crashes.stores import AFTER_PUT
-from tests.crashes.workers import Nursery, Worker
+from tests.crashes.workers import Worker
 
 SLOW = """
 CREATE FUNCTION kfs_tests_slow() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -118,22 +114,6 @@ def test_statements_that_take_too_long(scene: Scene) -> None:
     sizes = [size for (size,) in reserved]
     assert max(sizes) <= 100  # at 3 ms each
     assert any(later > earlier for earlier, later in pairwise(sizes)), sizes
-
-
-@pytest.fixture
-def own_server(
-    nursery: Nursery, store: EncryptedStore, tmp_path: Path, django_db_blocker: DjangoDbBlocker
-) -> Iterator[tuple[Scene, postgres.Server]]:
-    """A scene on a server that nobody else uses."""
-    with (
-        postgres.temporary(["fsync=off"]) as server,
-        django_db_blocker.unblock(),
-        new_database(ALIAS, server=server.django_database()) as database,
-    ):
-        fill(ALIAS)
-        scene = Scene(nursery, database, tmp_path, store)
-        yield scene, server
-        scene.close()
 
 
 def test_the_server_crashes(own_server: tuple[Scene, postgres.Server]) -> None:

@@ -27,6 +27,14 @@ DAMAGE = {
     "a ledger row is not final, and its next move is at no known time": (
         "UPDATE source_secret_lifecycle_refs SET next_delete_at = NULL WHERE state = 'retired'"
     ),
+    "a ref was claimed for erasure, and is in use": (
+        f"UPDATE kfs_credentials_secret_object SET first_claimed_at = now() WHERE credential_ref = {ONE}"
+    ),
+    "a displaced ref does not read back": (
+        "UPDATE source_secret_lifecycle_refs SET state = 'retired', tenant_id = 'another' "
+        f"WHERE credential_ref = {ONE}; "
+        f"UPDATE kfs_credentials_secret_object SET attention = 'displaced' WHERE credential_ref = {ONE}"
+    ),
     "a ledger row has nothing in kfs_credentials_secret_object": (
         f"DELETE FROM kfs_credentials_secret_object WHERE credential_ref = {ONE}"
     ),

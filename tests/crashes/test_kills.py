@@ -5,33 +5,14 @@ KFS_CRASHES=200 pytest tests/crashes/test_kills.py      200 kills of one worker,
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 
 import pytest
 
 from tests.crashes.database import NUMBER
-from tests.crashes.scene import CLEAN, LOOK, NOT_FINISHED, Scene
+from tests.crashes.kills import ENDED, LIFE, ROUNDS, was_killed
+from tests.crashes.scene import Scene
 from tests.crashes.workers import Worker
-
-KILLS = int(os.environ.get("KFS_CRASHES", "24"))
-PER_DATABASE = 24
-ROUNDS = [min(PER_DATABASE, KILLS - before) for before in range(0, KILLS, PER_DATABASE)]
-
-ENDED = (CLEAN, LOOK, NOT_FINISHED)
-"""Exit codes of a worker that found nothing to do, for the moment."""
-
-LIFE = 0.12
-"""Seconds that a worker goes on at most from the moment at which it is at work."""
-
-
-def was_killed(worker: Worker) -> bool:
-    """Kill a worker; return False if it has ended by itself just before."""
-    worker.send(signal.SIGKILL)
-    code = worker.wait()
-    assert code in (-signal.SIGKILL, *ENDED), worker.printed
-    return code == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -59,6 +40,8 @@ def test_killed_at_random(scene: Scene, workers: int, kills: int) -> None:
         assert worker.wait() in ENDED, worker.printed
     scene.drain()
     scene.check_end()
+    scene.recover()
+    scene.check_cleaned()
 
 
 def test_killed_as_an_operator_starts_them(scene: Scene) -> None:
@@ -80,3 +63,5 @@ def test_killed_as_an_operator_starts_them(scene: Scene) -> None:
         assert worker.wait() in ENDED, worker.printed
     scene.drain()
     scene.check_end()
+    scene.recover()
+    scene.check_cleaned()

@@ -44,9 +44,12 @@ def prepare(scene: Scene, step: str) -> None:
 
 
 def finish(scene: Scene) -> None:
-    """Let another worker do the rest; everything must be as if nobody had been killed."""
+    """Let another worker do the rest, and a cleanup; everything must be as if nobody had been killed."""
     scene.expire_leases()
     scene.drain()
+    scene.check_end()
+    scene.recover()
+    scene.check_cleaned()
     scene.check_end()
 
 

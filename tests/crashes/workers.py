@@ -1,4 +1,4 @@
-"""Worker processes, as a test has them in its hands: to start, stop, freeze, kill and wait for."""
+"""Processes of workers and applications, as a test has them in its hands: to start, stop, freeze, kill and wait for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +19,8 @@ import pytest
 from tests.crashes.gates import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
+MANAGE = "django.core.management.execute_from_command_line"
+APPLICATION = "tests.crashes.application.perform"
 
 
 class Worker:
@@ -39,10 +43,29 @@ class Worker:
         self.send(signal.SIGKILL)
         assert self.wait() == -signal.SIGKILL
 
+    def freeze(self) -> None:
+        """Stop it, and wait until each of its threads has stopped, or has ended; SIGCONT lets it go on."""
+        self.send(signal.SIGSTOP)
+        deadline = time.monotonic() + PATIENCE
+        while not {"T", "X", "Z"}.issuperset(self._states()):
+            if time.monotonic() > deadline:
+                pytest.fail(f"{self.name} did not stop")
+            os.sched_yield()
+
+    def _states(self) -> Iterator[str]:
+        for thread in Path(f"/proc/{self.pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
     def ends_within(self, seconds: float) -> bool:
         """Wait for its end, but no longer than that; return whether it ended."""
         ended, _, _ = select.select([self.handle], [], [], seconds)
         return bool(ended)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.code is not None or self.ends_within(0)
 
     def wait(self, seconds: float = PATIENCE) -> int:
         """Wait for its end; return the exit code, below 0 for a signal."""
@@ -57,6 +80,12 @@ class Worker:
     def printed(self) -> str:
         """What it has printed so far, on both streams."""
         return self.output.read_text() if self.output.exists() else ""
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        """What an application was answered so far, to one call after the other: each line that it has finished."""
+        lines = self.printed.splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
 
 def start_command(arguments: Sequence[str], *, name: str, output: Path, environment: Mapping[str, str]) -> Worker:
@@ -98,14 +127,26 @@ class Nursery:
     def start(
         self,
         name: str,
-        arguments: Sequence[str],
+        arguments: Sequence[Any],
         *,
         output: Path,
         database: Mapping[str, Any],
         settings: Mapping[str, Any],
+        function: str = MANAGE,
     ) -> Worker:
-        """Start `manage.py` with these arguments; `database` and `settings` go on top of the nursery's own."""
-        order = {"arguments": arguments, "output": str(output), "database": database, "settings": settings}
+        """Start `manage.py` with these arguments, or a function given by its path.
+
+        `database` and `settings` go on top of the nursery's own.
+        """
+        if function == MANAGE:
+            arguments = ["manage.py", *arguments]
+        order = {
+            "function": function,
+            "arguments": arguments,
+            "output": str(output),
+            "database": database,
+            "settings": settings,
+        }
         return Worker(name, self._ask(order)["pid"], output, self.code_of)
 
     def code_of(self, pid: int) -> int:

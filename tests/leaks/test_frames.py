@@ -22,12 +22,12 @@ from django.utils.connection import ConnectionDoesNotExist
 
 import kfs_credentials
 from kfs_credentials.backfill import Backfill
+from kfs_credentials.backfill_worker import BackfillWorker
 from kfs_credentials.batch import Batch
 from kfs_credentials.models import SourceCredentialBackfill
 from kfs_credentials.operations import retry_failed_jobs
 from kfs_credentials.status import read_left
 from kfs_credentials.stores.encrypted import EncryptedStore
-from kfs_credentials.worker import BackfillWorker
 from tests.crypto.test_leaks import frames, shown
 from tests.factories import SourceFactory
 from tests.leaks.canary import CANARY, CREDENTIALS, OTHER_CANARY, hits

@@ -15,7 +15,14 @@ from django.db import connection
 from django.utils import timezone
 
 from kfs_credentials.crypto import new_ref
-from kfs_credentials.models import JobError, RefState, Source, SourceCredentialBackfill, SourceSecretLifecycleRef
+from kfs_credentials.models import (
+    JobError,
+    RefState,
+    SecretObject,
+    Source,
+    SourceCredentialBackfill,
+    SourceSecretLifecycleRef,
+)
 from tests.factories import SourceFactory
 
 TABLES = (
@@ -25,6 +32,7 @@ TABLES = (
     "source_secret_lifecycle_refs",
     "kfs_credentials_secret_object",
     "kfs_credentials_acknowledgement",
+    "kfs_credentials_round",
 )
 
 
@@ -87,12 +95,44 @@ class RefFactory(factory.django.DjangoModelFactory[SourceSecretLifecycleRef]):
     updated_at = factory.LazyFunction(timezone.now)
 
 
-def give_ref(source: Source) -> str:
+def give_ref(source: Source, *, in_ledger: bool = True) -> str:
     """Let the source have a ref, as the Node service would do it; return the ref."""
     ref = new_ref()
     with connection.cursor() as cursor:
         cursor.execute("UPDATE sources SET credential_ref = %s WHERE id = %s", [ref, source.pk])
+    if in_ledger:
+        ledger_row(source, ref, state=RefState.ACTIVE.value)
     return ref
+
+
+def ledger_row(source: Source, ref: str | None = None, **values: Any) -> SourceSecretLifecycleRef:
+    """Write the ledger row of a ref of the source, as the Node service would do it: retired, unless told otherwise."""
+    now = timezone.now()
+    row = {
+        "tenant_id": source.knowledge_space.tenant_id,
+        "knowledge_space_id": source.knowledge_space_id,
+        "source_id": source.pk,
+        "credential_ref": ref or new_ref(),
+        "operation_id": str(uuid.uuid4()),
+        "purpose": "rotate",
+        "state": RefState.RETIRED.value,
+        "source_version": 1,
+        "recover_after": now,
+        "delete_attempts": 0,
+        "row_version": 1,
+        "created_at": now,
+        "updated_at": now,
+        **values,
+    }
+    made: SourceSecretLifecycleRef = SourceSecretLifecycleRef.objects.create(**row)
+    return made
+
+
+def object_row(ref: str, **values: Any) -> SecretObject:
+    """Write what our own table has about a ref."""
+    now = timezone.now()
+    row = {"credential_ref": ref, "store": "default", "created_at": now, "updated_at": now, **values}
+    return SecretObject.objects.create(**row)
 
 
 def table_contents() -> dict[str, list[str]]:

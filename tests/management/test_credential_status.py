@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
-from kfs_credentials.models import JobError
+from kfs_credentials.models import Attention, JobError, Round
 from tests.factories import SourceFactory, SpaceFactory
 from tests.management.commands import Admin, Run
-from tests.management.rows import JobFactory, RefFactory, directory_contents, give_ref, table_contents
+from tests.management.rows import (
+    JobFactory,
+    RefFactory,
+    directory_contents,
+    give_ref,
+    ledger_row,
+    object_row,
+    table_contents,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("secrets_directory")]
 
 BACKFILL = "`manage.py run_credential_backfill`"
+CLEANUP = "`manage.py run_secret_cleanup`"
 SETTLE = "`manage.py settle_unsupported_credentials --all --dry-run`"
 RETRY = "`manage.py retry_credential_backfill --all`"
 
@@ -24,6 +35,10 @@ BOTH = (
     "with both a ref and credentials in clear (an old application writes them back: stop it, then remove the key from "
     "their metadata)"
 )
+
+
+def empty() -> None:
+    pass
 
 
 def clean() -> None:
@@ -61,10 +76,68 @@ def both() -> None:
     give_ref(SourceFactory.create())
 
 
+def overdue() -> None:
+    for _ in range(2):
+        ledger_row(SourceFactory.create(bare=True), next_delete_at=past())
+
+
+def one_overdue_and_more_to_do() -> None:
+    SourceFactory.create()
+    ledger_row(SourceFactory.create(bare=True), next_delete_at=past())
+    give_ref(SourceFactory.create(bare=True), in_ledger=False)
+
+
+def later() -> None:
+    ledger_row(SourceFactory.create(bare=True), next_delete_at=timezone.now() + timedelta(hours=1))
+    ledger_row(SourceFactory.create(bare=True), state="deleted", deleted_at=past())
+
+
+def dangling() -> None:
+    for _ in range(2):
+        give_ref(SourceFactory.create(bare=True), in_ledger=False)
+
+
+def parked() -> None:
+    attended(Attention.ERASURE_FAILS)
+    attended(Attention.RETAINED)
+
+
+def displaced() -> None:
+    attended(Attention.DISPLACED)
+
+
+def unknown() -> None:
+    Round.objects.create(name=Round.patrol("default"), found=3, completed_at=past())
+
+
+def every_kind_of_ref() -> None:
+    for rows in (dangling, parked, displaced, unknown):
+        rows()
+
+
+def attended(attention: Attention) -> None:
+    row = ledger_row(SourceFactory.create(bare=True), next_delete_at=timezone.now() + timedelta(hours=1))
+    object_row(row.credential_ref, attention=attention)
+
+
+def past() -> datetime:
+    return timezone.now() - timedelta(minutes=1)
+
+
+DANGLING = f"2 whose ref is not in use by the ledger ({CLEANUP} repairs what can be repaired, and names the others)"
+PARKED = "2 refs whose erasure fails (the admin shows them, and can try again)"
+DISPLACED = "1 displaced ref (the admin can restore or discard them)"
+MORE_TO_DO = (
+    f"Not finished: 1 to move, 0 jobs queued, 0 running. Run {BACKFILL}. 1 ref overdue. Run {CLEANUP}. "
+    f"To look at besides: {DANGLING.replace('2 whose', '1 whose')}."
+)
+UNKNOWN = "3 objects in the store that no ledger row accounts for"
+
+
 @pytest.mark.parametrize(
     ("rows", "code", "line"),
     [
-        (lambda: None, 0, "Clean: nothing is left to move or to look at."),
+        (empty, 0, "Clean: nothing is left to move or to look at."),
         (clean, 0, "Clean: nothing is left to move or to look at."),
         (
             left,
@@ -84,8 +157,24 @@ def both() -> None:
             3,
             f"Nothing is left to move. To look at: 1 {BOTH}.",
         ),
+        (overdue, 4, f"Not finished: 2 refs overdue. Run {CLEANUP}."),
+        (
+            one_overdue_and_more_to_do,
+            4,
+            MORE_TO_DO,
+        ),
+        (later, 0, "Clean: nothing is left to move or to look at."),
+        (dangling, 3, f"Nothing is left to move. To look at: {DANGLING}."),
+        (parked, 3, f"Nothing is left to move. To look at: {PARKED}."),
+        (displaced, 3, f"Nothing is left to move. To look at: {DISPLACED}."),
+        (unknown, 3, f"Nothing is left to move. To look at: {UNKNOWN}."),
+        (
+            every_kind_of_ref,
+            3,
+            f"Nothing is left to move. To look at: {DANGLING}; {PARKED}; {DISPLACED}; {UNKNOWN}.",
+        ),
     ],
-    ids=["empty", "clean", "left", "only a job left", "to settle", "one to settle", "failed", "both"],
+    ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_the_last_line_and_the_exit_codes(run: Run, rows: Any, code: int, line: str) -> None:
     rows()
@@ -124,6 +213,7 @@ def test_the_json_has_every_member(run: Run) -> None:
             "too_large": 1,
             "referenced": 0,
             "both": 0,
+            "dangling": 0,
         },
         "backfills": {"queued": 2, "running": 1, "succeeded": 0, "failed": 1, "expired_leases": 0},
         "ledger": {
@@ -134,7 +224,14 @@ def test_the_json_has_every_member(run: Run) -> None:
             "deleting": 0,
             "deleted": 0,
             "overdue": 0,
+            "oldest_overdue_seconds": 0,
+            "waiting": 0,
+            "parked": 0,
+            "displaced": 0,
+            "abandoned": 0,
+            "erased_last_hour": 0,
         },
+        "rounds": {"unknown_objects": 0, "last_sweep_seconds": None, "last_patrol_seconds": None},
         "unsupported": {"string": 1, "number": 0, "boolean": 0, "array": 1},
         "failures": {"SOURCE_SECRET_TOO_LARGE": 1},
         "acknowledged": {"unsupported": 0, "too_large": 0},
@@ -169,6 +266,26 @@ def test_tenant_and_space_narrow_it_down_and_the_hints_with_it(run: Run) -> None
     assert by_space.last_line == (
         "Not finished: 1 to move, 0 jobs queued, 0 running. "
         f"Run `manage.py run_credential_backfill --tenant 'tenant one' --space {here.pk}`."
+    )
+
+
+def test_how_long_ago_in_words_for_what_never_was(run: Run) -> None:
+    assert re.search(r"^ +last patrol seconds +never  since all objects", run("credential_status").out, re.MULTILINE)
+    unknown()
+    out = run("credential_status").out
+    assert re.search(r"^rounds +unknown objects +3  objects that no ledger row", out, re.MULTILINE)
+    assert re.search(r"^ +last patrol seconds +\d+  since all objects", out, re.MULTILINE)
+    assert re.search(r"^ +last sweep seconds +never  since all refs", out, re.MULTILINE)
+
+
+def test_a_tenant_is_told_of_its_own_refs_only(run: Run) -> None:
+    here = SourceFactory.create(knowledge_space__tenant_id="tenant one", bare=True)
+    ledger_row(here, next_delete_at=past())
+    every_kind_of_ref()
+    outcome = run("credential_status", "--tenant", "tenant one", "--check")
+    assert outcome.code == 4
+    assert outcome.last_line == (
+        "Not finished: 1 ref overdue. Run `manage.py run_secret_cleanup --tenant 'tenant one'`."
     )
 
 

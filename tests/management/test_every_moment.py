@@ -32,6 +32,7 @@ def test_from_the_first_source_to_the_last(run: Run) -> None:
             "too_large": 0,
             "referenced": 1 + moved,
             "both": 1,
+            "dangling": 0,
         }
         plan = run("run_credential_backfill", "--dry-run", "--format", "json")
         assert sum(row["movable"] for row in plan.json["plan"]) == left

@@ -15,12 +15,18 @@ from typing import Any
 import pytest
 
 from kfs_credentials.models import Source
+from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
+from kfs_credentials.stores.encrypted import EncryptedStore
+from tests.cleanup.rows import PAST, add_ref, add_secret
+from tests.cleanup.workers import time_passes
 from tests.factories import SourceFactory
 from tests.management.commands import MANAGE, PATIENCE, Admin, database_url, environment
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Start = Callable[..., "subprocess.Popen[str]"]
+BACKFILL = "run_credential_backfill"
+Wait = Callable[[int], None]
 
 
 @pytest.fixture
@@ -49,27 +55,40 @@ def start(secrets_directory: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def wait_for_moves(admin: Admin) -> Iterator[Callable[[int], None]]:
-    """Return a function that waits until so many more sources are moved."""
+def wait_for(admin: Admin) -> Iterator[Callable[[str], Wait]]:
+    """Return a function that, told of an event of a table, returns one that waits until it has come so often."""
     admin.execute(
         "CREATE FUNCTION kfs_tests_moved() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN PERFORM pg_notify('kfs_tests_moved', NEW.id::text); RETURN NULL; END $$"
     )
-    admin.execute(
-        "CREATE TRIGGER kfs_tests_moved AFTER UPDATE OF credential_ref ON sources "
-        "FOR EACH ROW EXECUTE FUNCTION kfs_tests_moved()"
-    )
-    admin.execute("LISTEN kfs_tests_moved")
 
-    def wait(count: int) -> None:
-        told = sum(1 for _ in admin.notifies(timeout=PATIENCE, stop_after=count))
-        assert told >= count, f"{told} moved, not {count}"
+    def listen(event: str) -> Wait:
+        admin.execute(f"CREATE TRIGGER kfs_tests_moved AFTER {event} EXECUTE FUNCTION kfs_tests_moved()")
+        admin.execute("LISTEN kfs_tests_moved")
 
-    yield wait
+        def wait(count: int) -> None:
+            told = sum(1 for _ in admin.notifies(timeout=PATIENCE, stop_after=count))
+            assert told >= count, f"{told} moved, not {count}"
+
+        return wait
+
+    yield listen
     admin.execute("DROP FUNCTION kfs_tests_moved CASCADE")
 
 
-def test_it_watches_and_moves_what_comes_later(start: Start, wait_for_moves: Callable[[int], None]) -> None:
+@pytest.fixture
+def wait_for_moves(wait_for: Callable[[str], Wait]) -> Wait:
+    """Return a function that waits until so many more sources are moved."""
+    return wait_for("UPDATE OF credential_ref ON sources FOR EACH ROW")
+
+
+@pytest.fixture
+def wait_for_erasures(wait_for: Callable[[str], Wait]) -> Wait:
+    """Return a function that waits until so many more refs are erased, or their erasure confirmed."""
+    return wait_for("UPDATE ON source_secret_lifecycle_refs FOR EACH ROW WHEN (NEW.state = 'deleted')")
+
+
+def test_it_watches_and_moves_what_comes_later(start: Start, wait_for_moves: Wait) -> None:
     SourceFactory.create_batch(2)
     worker = start("run_credential_backfill", "--watch")
     wait_for_moves(2)
@@ -90,10 +109,35 @@ def test_it_watches_and_moves_what_comes_later(start: Start, wait_for_moves: Cal
     assert err == ""
 
 
-def on_a_terminal(start: Start, term: str) -> tuple[subprocess.Popen[str], str, str]:
-    """Run a backfill whose standard error is a terminal; return it, its standard output, and what was shown."""
+def test_a_cleanup_watches_and_erases_what_comes_later(
+    start: Start, wait_for_erasures: Wait, store: EncryptedStore
+) -> None:
+    for _ in range(2):
+        add_secret(store)
+    worker = start("run_secret_cleanup", "--watch")
+    wait_for_erasures(2)
+    add_secret(store, None, "retired")
+    LedgerRow.objects.filter(state="retired").update(next_delete_at=PAST)
+    wait_for_erasures(1)
+    time_passes()
+    wait_for_erasures(3 + 3)  # time passed by an update of rows that are erased
+    worker.send_signal(signal.SIGTERM)
+    out, err = worker.communicate(timeout=PATIENCE)
+    assert worker.returncode == 4
+    assert re.fullmatch(
+        r"3 erased, 3 confirmed in [0-9.]+ s\. Ended early: interrupted by a signal\. 0 left; "
+        r"`manage\.py run_secret_cleanup` goes on\.\n",
+        out,
+    )
+    assert err == ""
+    assert list(store.list()) == []
+    assert LedgerRow.objects.leased().count() == 0
+
+
+def on_a_terminal(start: Start, term: str, command: str = BACKFILL) -> tuple[subprocess.Popen[str], str, str]:
+    """Run a command whose standard error is a terminal; return it, its standard output, and what was shown."""
     terminal, standard_error = pty.openpty()
-    worker = start("run_credential_backfill", "--batch-size", 10, term=term, stderr=standard_error)
+    worker = start(command, "--batch-size", 10, term=term, stderr=standard_error)
     os.close(standard_error)
     shown = b""
     with suppress(OSError):  # EIO: the process has ended
@@ -114,6 +158,16 @@ def test_a_bar_on_a_terminal(start: Start) -> None:
     assert "/s" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is hidden for good"
     assert "Nothing is left" not in shown  # said once
+
+
+def test_a_bar_for_a_cleanup(start: Start, store: EncryptedStore) -> None:
+    for _ in range(30):
+        add_ref(None, "deleted, due")
+    worker, out, shown = on_a_terminal(start, "xterm", "run_secret_cleanup")
+    assert worker.returncode == 0
+    assert re.fullmatch(r"0 erased, 30 confirmed in [0-9.]+ s\. Every erasure is confirmed\.\n", out)
+    assert "erasing" in shown
+    assert "30/30" in shown
 
 
 def test_no_bar_on_a_terminal_that_cannot_draw_one(start: Start) -> None:

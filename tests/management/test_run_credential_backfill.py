@@ -11,13 +11,13 @@ import pytest
 from django.db import connection
 from pytest_django import Settings
 
+from kfs_credentials.backfill_worker import BackfillSummary, BackfillWorker
 from kfs_credentials.conf import settings as ours
 from kfs_credentials.crypto import Scope
 from kfs_credentials.errors import StoreDenied, StoreUnavailable
 from kfs_credentials.models import Source, SourceCredentialBackfill
 from kfs_credentials.stores import Address
 from kfs_credentials.stores.encrypted import EncryptedStore
-from kfs_credentials.worker import BackfillWorker, Summary
 from tests.factories import SourceFactory, SpaceFactory
 from tests.management.commands import Admin, Outcome, Run
 from tests.management.rows import JobFactory, directory_contents, give_ref, table_contents
@@ -99,11 +99,11 @@ def test_the_options_go_before_the_settings_for_this_run_only(
     seen: list[tuple[Any, ...]] = []
 
     class Watched(BackfillWorker):
-        def run(self) -> Summary:
+        def run(self) -> BackfillSummary:
             seen.append(
                 (
                     *(ours.BATCH_SIZE, ours.STORE_THREADS, ours.LEASE, ours.MAX_ATTEMPTS),
-                    *(self.batch_size, self.steps.lease_seconds),
+                    *(self.batch_size, self.steps.leases.seconds),
                 )
             )
             return super().run()
@@ -138,7 +138,7 @@ def test_json_has_result_and_status_and_the_last_line_is_on_standard_error(run: 
 
 def test_a_watch_may_begin_before_its_tenant_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended(BackfillWorker):
-        def run(self) -> Summary:
+        def run(self) -> BackfillSummary:
             return self.summary
 
     monkeypatch.setattr(f"{COMMAND}.BackfillWorker", Ended)
@@ -395,7 +395,7 @@ def test_the_database_goes_away_before_the_end(run: Run, monkeypatch: pytest.Mon
     here = connection.settings_dict["HOST"]
 
     class Unplugged(BackfillWorker):
-        def run(self) -> Summary:
+        def run(self) -> BackfillSummary:
             summary = super().run()
             connection.close()
             connection.settings_dict["HOST"] = str(tmp_path)

@@ -16,10 +16,12 @@ from kfs_credentials.management.options import EXIT_CODES, printable
 from tests.factories import SourceFactory, SpaceFactory
 from tests.management.commands import Admin, Run
 from tests.management.rows import JobFactory, RefFactory
+from tests.migrations.hosts import MIGRATIONS
 
 WORK = [
     ["credential_status"],
     ["run_credential_backfill"],
+    ["run_secret_cleanup"],
     ["retry_credential_backfill", "--all"],
     ["settle_unsupported_credentials", "--all"],
 ]
@@ -56,6 +58,9 @@ def test_the_help_puts_the_commands_own_options_first(run: Run, command: str) ->
         (["run_credential_backfill", "--lease", "0"], "argument --lease: '0' is not a number of seconds above 0"),
         (["run_credential_backfill", "--lease", "inf"], "argument --lease: 'inf' is not a number of seconds above 0"),
         (["run_credential_backfill", "--lease", "1m"], "argument --lease: '1m' is not a number of seconds above 0"),
+        (["run_secret_cleanup", "--limit", "0"], "argument --limit: '0' is not a whole number of 1 or more"),
+        (["run_secret_cleanup", "--lease", "0"], "argument --lease: '0' is not a number of seconds above 0"),
+        (["run_secret_cleanup", "--attempts", "3"], "unrecognized arguments: --attempts 3"),
         (["retry_credential_backfill", "7"], "argument ID: '7' is not a UUID"),
         (["settle_unsupported_credentials", "a\nb"], r"argument SOURCE: 'a\nb' is not a UUID"),
         (["settle_unsupported_credentials", "--shape", "round"], "argument --shape: invalid choice: 'round'"),
@@ -75,11 +80,11 @@ def test_a_wrong_option(run: Run, arguments: list[str], message: str) -> None:
 @work
 def test_a_database_that_is_not_migrated(run: Run, secrets_directory: Path, command: list[str]) -> None:
     recorder = MigrationRecorder(connection)
-    recorder.record_unapplied("kfs_credentials", "0005_register_refs")
+    recorder.record_unapplied("kfs_credentials", MIGRATIONS[-1])
     try:
         outcome = run(*command)
     finally:
-        recorder.record_applied("kfs_credentials", "0005_register_refs")
+        recorder.record_applied("kfs_credentials", MIGRATIONS[-1])
     assert outcome.code == 1
     assert outcome.err == (
         "CommandError: The database 'default' is not migrated. Run `manage.py migrate kfs_credentials` first.\n"

@@ -158,11 +158,12 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
 def _exit(summary: CleanupSummary, status: Status, *, due_only: bool) -> Exit:
     if summary.end is End.UNREACHABLE:
         return Exit.UNKNOWN
-    left = status.ledger["overdue"] + (0 if due_only else status.ledger["waiting"])
-    if summary.end is not End.DRAINED or left:
-        limit_is_all = summary.end is End.LIMIT and not left
-        if not limit_is_all:
-            return Exit.NOT_FINISHED
+    left = status.ledger["overdue"] + status.ledger["waiting"]
+    if due_only:
+        # What became due after the last look of a run for what is due is up to the next one.
+        left = 0 if summary.end is End.DRAINED else status.ledger["overdue"]
+    if left or summary.end not in (End.DRAINED, End.LIMIT):
+        return Exit.NOT_FINISHED
     return Exit.LOOK if summary.findings or any(status.ref_findings.values()) else Exit.CLEAN
 
 

@@ -6,7 +6,7 @@ INSERT INTO kfs_credentials_secret_object AS object (
 SELECT credential_ref, 'default', statement_timestamp(), deleted_at, statement_timestamp(), statement_timestamp()
 FROM source_secret_lifecycle_refs
 WHERE id = ANY (%(rows)s::uuid[])
-ORDER BY id
+ORDER BY credential_ref  -- as know.sql has it: both insert, and wait for each other
 ON CONFLICT (credential_ref) DO UPDATE SET
   first_claimed_at = COALESCE(object.first_claimed_at, excluded.first_claimed_at),
   first_erased_at = COALESCE(object.first_erased_at, excluded.first_erased_at),
