@@ -55,6 +55,8 @@ CHECKS = {
         WHERE CASE ledger.state
           WHEN 'retired' THEN ledger.next_delete_at IS NULL
             AND num_nonnulls(object.attention, object.abandoned_at) = 0
+            -- Held, until the source that names it is repaired: that is another finding.
+            AND NOT EXISTS (SELECT FROM sources src WHERE src.credential_ref = ledger.credential_ref)
           WHEN 'deleting' THEN ledger.lease_expires_at IS NULL
           WHEN 'active' THEN FALSE
           WHEN 'deleted' THEN FALSE

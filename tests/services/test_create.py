@@ -130,7 +130,10 @@ def test_reserved_then_put_then_activated(
     def look() -> None:
         seen.append((states(), Source.objects.count(), SecretObject.objects.count(), len(files())))
         with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE backend_xid IS NOT NULL OR state ~ 'in trans'")
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND (backend_xid IS NOT NULL OR state ~ 'in trans')"
+            )
             seen.append(cursor.fetchone()[0])
 
     after_put(store, monkeypatch, look)
