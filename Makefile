@@ -18,7 +18,7 @@ help:
 	@echo "  make demo     make a database with credentials in clear, move them all, show the result;"
 	@echo "                then try .venv/bin/python manage.py credential_status"
 	@echo "  make test     run the tests; with pytest's arguments: make test ARGS='-k launcher -x'"
-	@echo "  make bench    measure the backfill beside the least durable work that is possible"
+	@echo "  make bench    measure backfill, cleanup and services beside the least durable work that is possible"
 	@echo "  make lint     look for faults and formatting (ruff)"
 	@echo "  make types    check the types (mypy)"
 	@echo "  make wheel    build the wheel into dist/"
