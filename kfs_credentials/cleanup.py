@@ -23,39 +23,25 @@ from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
 
-from django.db import DatabaseError
-from django.db.models import Exists, OuterRef, Q
-from psycopg.errors import LockNotAvailable
-
 from kfs_credentials import sql
 from kfs_credentials.conf import settings
-from kfs_credentials.crypto import Plaintext, Scope, validate_ref
+from kfs_credentials.crypto import Scope
 from kfs_credentials.errors import (
-    BeingDeleted,
-    CredentialsTooLarge,
-    InvalidRef,
     InvalidScope,
     KfsCredentialsError,
     LeaseLost,
-    MutationFailed,
-    SecretIntegrityError,
-    SecretNotFound,
     SecretRetained,
-    SecretStoreError,
-    ServiceError,
-    StoreDenied,
-    StoreMisconfigured,
     StoreUnavailable,
 )
 from kfs_credentials.leases import Lease, Leases
-from kfs_credentials.ledger import Moved, Operation, check_admission, point, reserve
-from kfs_credentials.models import Attention, Purpose, Receipt, RefError, RefState, Round, SecretObject, Source
+from kfs_credentials.ledger import note_claim
+from kfs_credentials.models import Attention, Receipt, RefError, RefState, Round, SecretObject, Source
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.models.ledger import LedgerQuerySet
-from kfs_credentials.redaction import short_ref
+from kfs_credentials.repairs import Repair, Repairs
 from kfs_credentials.stores import Address, secret_stores
 from kfs_credentials.stores.base import Call
-from kfs_credentials.transactions import Fault, fault, short_transaction
+from kfs_credentials.transactions import short_transaction
 
 logger = logging.getLogger(__name__)
 
@@ -89,22 +75,6 @@ class Outcome(enum.Enum):
     RETAINED = "retained by the store"
     PARKED = "parked"
     RELEASED = "released"
-
-
-class Repair(enum.Enum):
-    """What became of a source that names a ref which is not active."""
-
-    FINE = "fine by now"
-    LATER = "later"  # somebody holds the rows, or the ref is only just reserved
-    REINSTATED = "brought back"  # a stale save: the older ref is in use again, the newer one waits for a person
-    RESCUED = "rescued by a copy"
-    REGISTERED = "registered"
-    REFUSED = "refused by the database"  # a person has to see which constraint or trigger keeps the source as it is
-    UNREADABLE = "unreadable"  # a person has to give it new credentials, or choose the newer ref
-    MISPLACED = "of another source"  # a person has to correct the source
-
-
-FINDINGS = (Repair.REFUSED, Repair.UNREADABLE, Repair.MISPLACED)
 
 
 @dataclass(slots=True)
@@ -200,6 +170,7 @@ class Cleanup:
         self.tenant = tenant
         self.space = space
         self.leases = Leases(using, self.refs, worker=worker, seconds=lease)
+        self.repairs = Repairs(using, self.refs)
 
     def refs(self) -> LedgerQuerySet:
         """Return the ledger rows that this cleanup is for."""
@@ -307,151 +278,9 @@ class Cleanup:
         with short_transaction(self.using):
             Round.objects.using(self.using).release(position.lease)
 
-    # Repairs, one ref at a time: they are rare.
-
     def repair(self, ref: str) -> Repair:
-        """Look after a source that names a ref which is not active; return what became of it.
-
-        A ref that was never claimed for erasure is active again, and a newer one of the same source that it displaced
-        is kept until a person chooses. One that was claimed never is: the source gets a copy under a fresh ref, if the
-        object can still be read. One that the ledger does not know is registered, if it can be read. Locks ledger rows
-        and the source, NOWAIT. Raises what concerns the store as a whole.
-        """
-        found = sql.query(self.using, "cleanup/named", ref=ref)
-        if not found:
-            return Repair.FINE
-        named = Named(ref, *found[0])
-        if named.state == RefState.ACTIVE and named.own:
-            return Repair.FINE
-        if named.state in (RefState.STAGED, RefState.CANDIDATE) and named.own:
-            return Repair.LATER  # reconciled, past recover_after
-        try:
-            if named.state is not None and not named.own:
-                return self._report(named, Repair.MISPLACED)
-            if named.state is None:
-                return self._register(named)
-            if named.state == RefState.RETIRED and not named.claimed:
-                return self._reinstate(named)
-            return self._rescue(named)
-        except (StoreUnavailable, StoreDenied, StoreMisconfigured):
-            raise
-        except MutationFailed:
-            pass
-        except (Moved, ServiceError, SecretStoreError):
-            return Repair.LATER
-        except DatabaseError as error:
-            if isinstance(error.__cause__, LockNotAvailable):
-                return Repair.LATER
-            if fault(error) is not Fault.DATA:
-                raise
-        # Out here, where there is no context: the error quotes the row.
-        return self._report(named, Repair.REFUSED)
-
-    def _register(self, named: Named) -> Repair:
-        try:
-            validate_ref(named.ref)
-            secret_stores["default"].get(named.scope, named.ref)
-        except (InvalidRef, InvalidScope, SecretNotFound, SecretIntegrityError):
-            return self._report(named, Repair.UNREADABLE)
-        with short_transaction(self.using):
-            displaced = self._displaced(named)
-            list(self.refs().filter(pk__in=displaced).lock(nowait=True).values_list("pk"))
-            now = sql.query(self.using, "services/lock_source", tenant=named.tenant, source=named.source)
-            if not now or now[0][2] != named.ref:
-                return Repair.LATER
-            ((adopted,),) = sql.query(self.using, "cleanup/adopt", ref=named.ref, store="default")
-            if not adopted:
-                return Repair.LATER
-            self._keep(displaced)
-        return Repair.REGISTERED
-
-    def _reinstate(self, named: Named) -> Repair:
-        with short_transaction(self.using):
-            displaced = self._displaced(named)
-            ids = [*displaced, *self.refs().filter(credential_ref=named.ref).values_list("pk", flat=True)]
-            rows = self.refs().filter(pk__in=ids)
-            list(rows.lock(nowait=True).values_list("pk"))
-            now = sql.query(self.using, "services/lock_source", tenant=named.tenant, source=named.source)
-            if not now or now[0][2] != named.ref:
-                return Repair.LATER
-            back = rows.filter(credential_ref=named.ref, state=RefState.RETIRED).never_claimed()
-            if not (back_again := list(back.values_list("pk", flat=True))):
-                return Repair.LATER
-            rows.filter(pk__in=back_again).activate(now[0][1])
-            SecretObject.objects.using(self.using).mark([named.ref], None)
-            self._keep(displaced)
-        logger.warning(
-            "source %s names an older ref again (a save of an old copy, most likely): it is in use again%s",
-            named.source,
-            "; the newer one is kept until a person chooses" if displaced else "",
-        )
-        return Repair.REINSTATED
-
-    def _rescue(self, named: Named) -> Repair:
-        store = secret_stores[named.store]
-        try:
-            credentials = store.get(named.scope, named.ref)
-        except (InvalidRef, InvalidScope, SecretNotFound, SecretIntegrityError):
-            return self._report(named, Repair.UNREADABLE)
-        if named.status == Source.DELETING:
-            raise BeingDeleted
-        check_admission(self.using, named.space, named.source)
-        copy = Operation(Purpose.ROTATE, named.tenant, named.space, named.source)
-        plaintext = Plaintext.of(credentials)
-        with short_transaction(self.using):
-            reserve(self.using, copy, store=store.alias, size=plaintext.size)
-        try:
-            store.put(named.scope, copy.ref, plaintext)
-        except CredentialsTooLarge:
-            return self._report(named, Repair.UNREADABLE)
-        with short_transaction(self.using):
-            displaced = self._displaced(named)
-            list(self.refs().filter(pk__in=displaced).lock(nowait=True).values_list("pk"))
-            point(
-                self.using,
-                tenant=named.tenant,
-                source=named.source,
-                operation=copy,
-                ref=copy.ref,
-                from_ref=named.ref,
-                scrub=False,
-            )
-            self.refs().retired().filter(credential_ref=named.ref, next_delete_at__isnull=True).retire()
-            self._keep(displaced)
-        logger.warning("source %s names a ref that is being erased: its secret was copied to a new one", named.source)
-        return Repair.RESCUED
-
-    def _displaced(self, named: Named) -> list[uuid.UUID]:
-        """Return the rows of the same source that are active, and that it does not name."""
-        own = self.refs().filter(
-            tenant_id=named.tenant, knowledge_space_id=named.space, source_id=named.source, state=RefState.ACTIVE
-        )
-        return list(own.exclude(credential_ref=named.ref).values_list("pk", flat=True))
-
-    def _keep(self, ids: Sequence[uuid.UUID]) -> None:
-        rows = self.refs().filter(pk__in=ids, state=RefState.ACTIVE)
-        refs = list(rows.values_list("credential_ref", flat=True))
-        rows.keep(RefError.DISPLACED)
-        SecretObject.objects.using(self.using).mark(refs, Attention.DISPLACED)
-
-    def _report(self, named: Named, what: Repair) -> Repair:
-        if named.state in (RefState.RETIRED, RefState.DELETED):
-            with short_transaction(self.using):
-                row = self.refs().filter(credential_ref=named.ref)
-                list(row.lock(nowait=True).values_list("pk"))
-                # An erased one too: it is not over while it is named, and is erased again once it is not.
-                over = row.filter(state__in=(RefState.RETIRED, RefState.DELETED))
-                self._note_claim(over.tombstones())
-                waiting = SecretObject.objects.filter(pk=OuterRef("credential_ref"))
-                waiting = waiting.filter(Q(attention__isnull=False) | Q(abandoned_at__isnull=False))
-                if over.exclude(Exists(waiting), next_delete_at__isnull=True).keep(RefError.UNREADABLE):
-                    SecretObject.objects.using(self.using).mark([named.ref], Attention.UNREADABLE)
-        logger.error(
-            "source %s of tenant %s names ref %s, which is %s: rotate its credentials, or choose the newer ref in the "
-            "admin if there is one",
-            *(named.source, named.tenant, _shown(named.ref), what.value),
-        )
-        return what
+        """Look after a source that names a ref which is not active: see `Repairs.repair`."""
+        return self.repairs.repair(ref)
 
     # 3. Erase what is due.
 
@@ -476,7 +305,7 @@ class Cleanup:
             held = in_use.keys() | set(rows.with_live_job().values_list("pk", flat=True))
             if held:
                 # Of what the Node service had claimed, this is the only trace once the row is retired again.
-                self._note_claim(self.refs().filter(pk__in=held).exclude(state=RefState.RETIRED))
+                note_claim(self.using, self.refs().filter(pk__in=held).exclude(state=RefState.RETIRED))
                 self.refs().filter(pk__in=in_use).hold()
                 waiting = self.refs().filter(pk__in=held - in_use.keys())
                 waiting.leased().release()
@@ -513,7 +342,7 @@ class Cleanup:
         return list(locked.values_list("pk", flat=True))
 
     def _items(self, rows: LedgerQuerySet) -> list[Item]:
-        objects = self._note_claim(rows)
+        objects = note_claim(self.using, rows)
         columns = ("id", "tenant_id", "knowledge_space_id", "source_id", "credential_ref", "delete_attempts")
         items = [Item(*row) for row in rows.order_by("pk").values_list(*columns)]
         for item in items:
@@ -522,14 +351,8 @@ class Cleanup:
 
     def _park(self, rows: LedgerQuerySet) -> int:
         """Put aside a ref that was leased alone and has killed its worker PARK_AFTER times."""
-        SecretObject.objects.using(self.using).mark(self._note_claim(rows), Attention.ERASURE_FAILS)
+        SecretObject.objects.using(self.using).mark(note_claim(self.using, rows), Attention.ERASURE_FAILS)
         return rows.retry_later(RefError.NEEDS_ATTENTION, PARKED_FOR)
-
-    def _note_claim(self, rows: LedgerQuerySet) -> dict[str, tuple[str, bool]]:
-        """Note that these are claimed, or were; return where each lies, and whether the horizon has passed."""
-        ids, horizon = list(rows.values_list("pk", flat=True)), timedelta(seconds=settings.LATE_WRITE_HORIZON)
-        found = sql.query(self.using, "cleanup/claimed", rows=ids, horizon=horizon)
-        return {ref: (store, confirms) for ref, store, confirms in found}
 
     def start_delete(self, erasure: Erasure) -> bool:
         """Start the next store on what it holds of the batch; return False if none is left to ask."""
@@ -683,34 +506,6 @@ class Cleanup:
         with short_transaction(self.using):
             if not Round.objects.using(self.using).renew(position.lease):
                 raise LeaseLost(BEGUN_ANEW)
-
-
-class Named(NamedTuple):
-    """A ref that a source names, and what is known of both."""
-
-    ref: str
-    tenant: str
-    space: uuid.UUID
-    source: uuid.UUID
-    version: int
-    status: str
-    state: str | None
-    own: bool
-    claimed: bool
-    store: str
-
-    @property
-    def scope(self) -> Scope:
-        """Whose secret it is; raises `InvalidScope`."""
-        return Scope(self.tenant, self.space, self.source)
-
-
-def _shown(ref: str) -> str:
-    try:
-        validate_ref(ref)
-    except InvalidRef:
-        return "(not a ref: it is not shown)"  # it may be anything, a secret too
-    return short_ref(ref)
 
 
 def _outcome(item: Item) -> Outcome:

@@ -16,9 +16,10 @@ from typing import NamedTuple, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from kfs_credentials.cleanup import FINDINGS, PAGE, Cleanup, Erasure, Outcome, PatrolPosition, Repair, SweepPosition
+from kfs_credentials.cleanup import PAGE, Cleanup, Erasure, Outcome, PatrolPosition, SweepPosition
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import LeaseLost, SecretStoreError, StoreDenied, StoreMisconfigured, StoreUnavailable
+from kfs_credentials.repairs import FINDINGS, Repair
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.transactions import Fault, describe, fault
 from kfs_credentials.worker import LOOK_UP_EVERY, End, Summary, Worker, hurried

@@ -157,6 +157,16 @@ def note_receipt(using: str, ref: str, receipt: Receipt) -> None:
     objects.update(key_id=receipt.key_id, size=receipt.size, updated_at=Now())
 
 
+def note_claim(using: str, rows: LedgerQuerySet) -> dict[str, tuple[str, bool]]:
+    """Note that these refs are claimed for erasure, or were; return by ref its store and whether its horizon is over.
+
+    The caller has locked the rows, and changes them afterwards.
+    """
+    ids, horizon = list(rows.values_list("pk", flat=True)), timedelta(seconds=settings.LATE_WRITE_HORIZON)
+    found = sql.query(using, "cleanup/claimed", rows=ids, horizon=horizon)
+    return {ref: (store, confirms) for ref, store, confirms in found}
+
+
 def held(using: str) -> LedgerQuerySet:
     """Return the refs that are reserved, in use, or kept until a person chooses: whose owner has to let them go."""
     waiting = SecretObject.objects.needing_attention().filter(pk=OuterRef("credential_ref"))

@@ -11,12 +11,13 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from kfs_credentials import services
-from kfs_credentials.cleanup import Cleanup, Repair
+from kfs_credentials.cleanup import Cleanup
 from kfs_credentials.crypto import Scope
 from kfs_credentials.leases import seconds_from_now
 from kfs_credentials.models import Attention, RefError, RefState, SecretObject, Source, SourceSecretLifecycleRef
 from kfs_credentials.models.ledger import LedgerQuerySet
 from kfs_credentials.ref_operations import RefResult, abandon, discard, erase_again, restore
+from kfs_credentials.repairs import Repair
 from kfs_credentials.stores import secret_stores
 from tests.factories import SpaceFactory
 

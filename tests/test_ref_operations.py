@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from kfs_credentials import services
-from kfs_credentials.cleanup import Cleanup, Repair
+from kfs_credentials.cleanup import Cleanup
 from kfs_credentials.crypto import new_ref
 from kfs_credentials.models import Attention, RefError, RefState, SecretObject, SourceSecretLifecycleRef
 from kfs_credentials.models.ledger import LedgerQuerySet
 from kfs_credentials.ref_operations import RefResult, abandon, discard, erase_again, restore
+from kfs_credentials.repairs import Repair
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.runs import sweep
 from tests.factories import SpaceFactory

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kfs_credentials.cleanup import Cleanup, Erasure, Outcome, PatrolPosition, Repair
+from kfs_credentials.cleanup import Cleanup, Erasure, Outcome, PatrolPosition
+from kfs_credentials.repairs import Repair
 
 Files = Callable[[], list[Path]]
 Change = Callable[..., None]

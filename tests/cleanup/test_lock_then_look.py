@@ -14,9 +14,10 @@ from django.db import OperationalError, connections
 from kfs_credentials import services
 from kfs_credentials.backfill import Backfill
 from kfs_credentials.batch import Move
-from kfs_credentials.cleanup import Cleanup, Outcome, Repair
+from kfs_credentials.cleanup import Cleanup, Outcome
 from kfs_credentials.models import Attention, RefState, SecretObject, Source
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
+from kfs_credentials.repairs import Repair
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.conftest import Other
 from tests.cleanup.rows import (

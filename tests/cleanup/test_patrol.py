@@ -8,11 +8,12 @@ import pytest
 from django.db import OperationalError
 from django.db.models.functions import Now
 
-from kfs_credentials.cleanup import Cleanup, Outcome, Repair
+from kfs_credentials.cleanup import Cleanup, Outcome
 from kfs_credentials.crypto import Scope, new_ref, object_name
 from kfs_credentials.errors import LeaseLost, StoreUnavailable
 from kfs_credentials.models import RefState, Round, SecretObject
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
+from kfs_credentials.repairs import Repair
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.conftest import Other
 from tests.cleanup.rows import (

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from kfs_credentials import services
-from kfs_credentials.cleanup import Cleanup, Outcome, Repair
+from kfs_credentials.cleanup import Cleanup, Outcome
 from kfs_credentials.cleanup_worker import CleanupWorker
 from kfs_credentials.crypto import object_name
 from kfs_credentials.models import Attention, RefState, SecretObject
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
+from kfs_credentials.repairs import Repair
 from kfs_credentials.status import read_cleanup_left
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.worker import End

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from kfs_credentials import services
-from kfs_credentials.cleanup import Cleanup, Repair
+from kfs_credentials.cleanup import Cleanup
 from kfs_credentials.crypto import new_ref
 from kfs_credentials.errors import SecretStoreError, StoreUnavailable
 from kfs_credentials.models import Attention, RefError, RefState, SecretObject, Source
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
+from kfs_credentials.repairs import Repair
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.conftest import Other
 from tests.cleanup.rows import (

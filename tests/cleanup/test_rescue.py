@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kfs_credentials import services
-from kfs_credentials.cleanup import Cleanup, Erasure, Outcome, Repair
+from kfs_credentials.cleanup import Cleanup, Erasure, Outcome
 from kfs_credentials.errors import SecretNotFound
 from kfs_credentials.models import Attention, RefError, RefState, SecretObject, Source
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
+from kfs_credentials.repairs import Repair
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.conftest import Other
 from tests.cleanup.rows import (

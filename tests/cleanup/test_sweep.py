@@ -8,8 +8,9 @@ import pytest
 from django.db import connection
 
 from kfs_credentials import services
-from kfs_credentials.cleanup import Cleanup, Outcome, Repair
+from kfs_credentials.cleanup import Cleanup, Outcome
 from kfs_credentials.models import Attention, KnowledgeSpace, RefError, RefState, SecretObject, Source
+from kfs_credentials.repairs import Repair
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.conftest import Other
 from tests.cleanup.rows import (

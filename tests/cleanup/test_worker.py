@@ -11,10 +11,11 @@ import psycopg
 import pytest
 from django.db.models.functions import Now
 
-from kfs_credentials.cleanup import Cleanup, Outcome, Repair
+from kfs_credentials.cleanup import Cleanup, Outcome
 from kfs_credentials.cleanup_worker import CleanupSummary
 from kfs_credentials.models import RefState, Round, Source
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
+from kfs_credentials.repairs import Repair
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.worker import End
 from tests.cleanup.rows import (

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from django.utils import timezone
 
-from kfs_credentials.cleanup import Cleanup, Erasure, Outcome, Repair
+from kfs_credentials.cleanup import Cleanup, Erasure, Outcome
 from kfs_credentials.cleanup_worker import CleanupWorker
 from kfs_credentials.errors import (
     SecretRetained,
@@ -23,6 +23,7 @@ from kfs_credentials.errors import (
 )
 from kfs_credentials.models import Attention, RefState, Round, SecretObject
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
+from kfs_credentials.repairs import Repair
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.worker import End
 from tests.cleanup.rows import FUTURE, PAST, add_secret, make_source, put_late, ref_of, reread

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, InterfaceError
 
-from kfs_credentials.cleanup import Cleanup, Outcome, Repair
+from kfs_credentials.cleanup import Cleanup, Outcome
 from kfs_credentials.cleanup_worker import CleanupSummary, CleanupWorker
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import ImproperlyPrepared
@@ -23,6 +23,7 @@ from kfs_credentials.management.options import (
     settings_given,
 )
 from kfs_credentials.management.progress import Progress
+from kfs_credentials.repairs import Repair
 from kfs_credentials.status import Status, read_cleanup_left, read_status
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.worker import End
