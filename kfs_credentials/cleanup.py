@@ -296,7 +296,7 @@ class Cleanup:
         """
         lease = self.leases.new()
         with short_transaction(self.using):
-            ids, alone = self._lock_due(limit)
+            ids, alone = self._lock_due(limit, beside=beside)
             if not ids:
                 self.leases.taken()
                 return None
@@ -319,7 +319,7 @@ class Cleanup:
         self.leases.taken()
         return Erasure(lease, items, in_use=sorted(in_use.values()))
 
-    def _lock_due(self, limit: int) -> tuple[list[uuid.UUID], bool]:
+    def _lock_due(self, limit: int, *, beside: bool) -> tuple[list[uuid.UUID], bool]:
         expired = self.refs().expired().with_leased_size()
         # Of those that are free: a frozen worker holds its rows, and must not stand before everybody else's.
         oldest = expired.order_by("lease_expires_at", "id")
@@ -328,6 +328,8 @@ class Cleanup:
         if crashed is not None:
             token, size = crashed
             group = self._lock_oldest(expired.filter(lease_token=token), min(limit, max(1, size // 2)))
+            if beside and len(group) == 1:
+                return [], False  # it has to be alone, to be held responsible: once the batch beside it is settled
             if group:
                 return group, size == 1
         for due in (self.refs().retired().due(), self.refs().tombstones().due()):

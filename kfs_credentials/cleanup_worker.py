@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from kfs_credentials.cleanup import PAGE, Cleanup, Erasure, Outcome, PatrolPosition, SweepPosition
+from kfs_credentials.cleanup import PAGE, PARKED_FOR, Cleanup, Erasure, Outcome, PatrolPosition, SweepPosition
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import LeaseLost, SecretStoreError, StoreDenied, StoreMisconfigured, StoreUnavailable
 from kfs_credentials.repairs import FINDINGS, Repair
@@ -95,7 +95,7 @@ class CleanupWorker(Worker):
         self._sweep_over = self._patrol_over = False
         self._reconcile_at = 0.0
         self._in_flight: Erasure | None = None
-        self._found: dict[str, Repair] = {}
+        self._found: dict[str, tuple[Repair, float]] = {}
         self._later: set[str] = set()
         self._purging = False
         self._looked: Look | None = None
@@ -128,12 +128,11 @@ class CleanupWorker(Worker):
                     busy = self._go_round() or busy
                 if busy:
                     self._looked = None
+                elif not self._wait():
+                    return
             except StoreUnavailable as error:
                 self._looked = None
                 self._wait_for_store(error, self._renew_in_flight)
-                continue
-            if not busy and not self._wait():
-                return
         self._end(End.INTERRUPTED, "interrupted by a signal")
         if self._in_flight is not None:
             erasure, self._in_flight = self._in_flight, None
@@ -145,16 +144,17 @@ class CleanupWorker(Worker):
     def _erase(self) -> bool:
         """Claim a batch and start the store on it, then settle the one before; return whether there was either."""
         previous, self._in_flight = self._in_flight, None
-        # A row that is leased alone is at work alone: if this process dies now, it is held responsible.
-        alone = previous is not None and previous.lease.size == 1
         taken = None
         try:
-            if not alone:
-                taken = self._take(beside=previous is not None)
+            taken = self._take(beside=previous is not None)
         finally:
             # Whatever ended the claim, the batch before it is settled or given back.
             if previous is not None:
                 self._finish(previous)
+        if self._in_flight is not None and self._in_flight.lease.size == 1:
+            # A row that is leased alone is at work alone: if this process dies, it is held responsible.
+            alone, self._in_flight = self._in_flight, None
+            self._finish(alone)
         for ref in taken.in_use if taken is not None else ():
             if self.stop:
                 break  # the next sweep finds them
@@ -248,6 +248,7 @@ class CleanupWorker(Worker):
             outcomes = None
         if outcomes is None:
             return False
+        self.taken -= outcomes[Outcome.RELEASED]
         self.summary.outcomes += outcomes
         self.summary.lost += len(erasure.items) - outcomes.total()
         if any(outcomes[outcome] for outcome in DONE):
@@ -274,6 +275,7 @@ class CleanupWorker(Worker):
         except (DatabaseError, InterfaceError) as error:
             logger.warning("refs could not be given back yet (%s)", describe(error))
             return
+        self.taken -= released
         self.summary.outcomes[Outcome.RELEASED] += released
 
     # Everything else, a page at a time.
@@ -326,7 +328,8 @@ class CleanupWorker(Worker):
             self._abandon_round(position)
             self._sweep, self._sweep_at = None, 0.0
             raise
-        self._moved_at = time.monotonic()
+        if page.retired or not page.more:
+            self._moved_at = time.monotonic()  # a page that moved nothing is no move: it may be looked at for ever
         if not page.more:
             self._sweep = None
             if self._narrow:
@@ -336,28 +339,41 @@ class CleanupWorker(Worker):
         return True
 
     def _repair(self, ref: str) -> Repair | None:
-        if ref in self._found and not self.watch:
-            return self._found[ref]  # a run that looks again at once would only make one more copy
+        if ref in self._found and self._is_known(ref):
+            self._later.discard(ref)
+            return self._found[ref][0]
         self._renew_in_flight()
         repair = self._in_database(lambda: self.steps.repair(ref))
         # A finding stays until a person has been there, and each sweep comes across it.
         if repair is not None and ref not in self._found:
             self.summary.repairs[repair] += 1
         if repair is not None and repair in FINDINGS:
-            self._found[ref] = repair
-        if repair is Repair.LATER:
+            self._found[ref] = repair, time.monotonic()
+        if repair in (Repair.RESCUED, Repair.REGISTERED):
+            self._store_answered()
+        if repair is None or repair is Repair.LATER:
             self._later.add(ref)
         else:
             self._later.discard(ref)
         return repair
 
+    def _is_known(self, ref: str) -> bool:
+        """Return whether looking again would tell nothing new.
+
+        A run that ends does not look twice; and one that stays would make a copy each time, of what the database
+        refuses, for nothing.
+        """
+        repair, seen_at = self._found[ref]
+        return not self.watch or (repair is Repair.REFUSED and time.monotonic() - seen_at < PARKED_FOR)
+
     def _go_round(self) -> bool:
         """Patrol a page of the store, or purge a batch after it; return whether there may be more."""
         if self._purging:
             purged = self._in_database(lambda: self.steps.purge(self._size))
-            self._purging = bool(purged)
-            self.summary.purged += purged or 0
-            return self._purging
+            if purged is not None:
+                self._purging = purged > 0
+                self.summary.purged += purged
+            return bool(purged)
         if self._patrol is None:
             if self._narrow or not secret_stores[self.store].can_list:
                 self._patrol_over = True
@@ -383,8 +399,9 @@ class CleanupWorker(Worker):
             raise trouble from None
         if more is None:
             return False
-        self._moved_at = time.monotonic()
+        self._store_answered()
         if not more:
+            self._moved_at = time.monotonic()
             self._patrol = None
             self.summary.unknown = position.found
             if self._completed(position):
@@ -474,7 +491,7 @@ class CleanupWorker(Worker):
 
     def _again(self) -> bool:
         """Before the end, look once more after the sources whose rows somebody held; return whether there were any."""
-        later, self._later = self._later, set()
+        later = set(self._later)
         for ref in later:
             self._repair(ref)
         # Once: what is held still is left to the next run.

@@ -168,10 +168,13 @@ def note_claim(using: str, rows: LedgerQuerySet) -> dict[str, tuple[str, bool]]:
 
 
 def held(using: str) -> LedgerQuerySet:
-    """Return the refs that are reserved, in use, or kept until a person chooses: whose owner has to let them go."""
-    waiting = SecretObject.objects.needing_attention().filter(pk=OuterRef("credential_ref"))
-    parked = Q(Exists(waiting), state=RefState.RETIRED, next_delete_at__isnull=True)
-    return ledger(using).filter(Q(state__in=(*RESERVED, RefState.ACTIVE)) | parked)
+    """Return the refs that are reserved, in use, or without a time for their erasure: whose owner has to let them go.
+
+    What a person has given up on is nobody's any more.
+    """
+    abandoned = SecretObject.objects.filter(pk=OuterRef("credential_ref"), abandoned_at__isnull=False)
+    undated = Q(~Exists(abandoned), state=RefState.RETIRED, next_delete_at__isnull=True)
+    return ledger(using).filter(Q(state__in=(*RESERVED, RefState.ACTIVE)) | undated)
 
 
 def let_go(using: str, refs: Sequence[str]) -> None:

@@ -103,6 +103,7 @@ class Repairs:
         """
         found = sql.query(self.using, "cleanup/named", ref=ref)
         if not found:
+            self._date(ref)
             return Repair.FINE
         named = Named(ref, *found[0])
         if named.state == RefState.ACTIVE and named.own:
@@ -129,7 +130,21 @@ class Repairs:
             if fault(error) is not Fault.DATA:
                 raise
         # Out here, where there is no context: the error quotes the row.
-        return self._report(named, Repair.REFUSED)
+        try:
+            return self._report(named, Repair.REFUSED)
+        except DatabaseError as error:
+            if not isinstance(error.__cause__, LockNotAvailable) and fault(error) is not Fault.DATA:
+                raise
+        return Repair.REFUSED
+
+    def _date(self, ref: str) -> None:
+        """Give a ref that was held, and that nobody names any more, its time for the erasure."""
+        with short_transaction(self.using):
+            rows = self.refs().filter(credential_ref=ref)
+            list(rows.lock(skip_locked=True).values_list("pk"))
+            if undated := list(rows.undated().values_list("pk", flat=True)):
+                SecretObject.objects.using(self.using).mark([ref], None)
+                self.refs().filter(pk__in=undated).retire()
 
     def _register(self, named: Named) -> Repair:
         try:
@@ -200,7 +215,6 @@ class Repairs:
                 from_ref=named.ref,
                 scrub=False,
             )
-            self.refs().retired().filter(credential_ref=named.ref, next_delete_at__isnull=True).retire()
             self._keep(displaced)
         logger.warning("source %s names a ref that is being erased: its secret was copied to a new one", named.source)
         return Repair.RESCUED

@@ -220,12 +220,16 @@ class DurableFileStorage(FileSystemStorage):
                     except OSError as error:
                         failed[place] = error
                 directory.sync()
-        if failed and 1 < len(names) == len(failed):
-            raise failed[0]
+        for path, places in self._by_directory([names[place] for place in failed]).items():
+            self._probe(path, places[0][1])
         for place, problem in failed.items():
-            self.check(os.path.dirname(names[place]))  # noqa: PTH120 - a name, not a path
             removed[place] = SecretStoreError(f"the file system does not remove this object ({_reason(problem)})")
         return removed
+
+    def _probe(self, path: str, name: str) -> None:
+        """Write and sync a file without a name; raises what concerns the file system as a whole. `name`: any of its."""
+        with Directory(path) as directory, directory.write(name, b"probe") as file:
+            file.sync()
 
     def names(self, directory: str) -> Iterator[str]:
         """Yield the names of the files in `directory`, in no order.

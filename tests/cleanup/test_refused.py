@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from kfs_credentials import services
 from kfs_credentials.cleanup import Cleanup, Outcome
 from kfs_credentials.cleanup_worker import CleanupWorker
 from kfs_credentials.crypto import object_name
+from kfs_credentials.errors import StoreUnavailable
 from kfs_credentials.models import Attention, RefState, SecretObject
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.repairs import Repair
@@ -30,7 +34,7 @@ from tests.cleanup.rows import (
     ref_of,
     reread,
 )
-from tests.cleanup.runs import Change, Files, erase, sweep
+from tests.cleanup.runs import Change, erase, sweep
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -81,31 +85,35 @@ def test_a_source_that_cannot_be_changed_is_a_finding_and_stops_no_run(
     assert LedgerRow.objects.filter(state=RefState.STAGED).count() == 1
 
 
-def test_a_file_that_cannot_be_removed_is_parked_and_the_others_are_erased(
-    steps: Cleanup, store: EncryptedStore, secrets_directory: Path, files: Files, kfs_settings: Change
+def test_files_that_cannot_be_removed_are_parked_and_the_others_are_erased(
+    steps: Cleanup, store: EncryptedStore, secrets_directory: Path, kfs_settings: Change
 ) -> None:
+    """Also when they come due again, and nothing else is."""
     kfs_settings(PARK_AFTER=2, RETRY_BASE=0)
-    bad, *good = [add_secret(store) for _ in range(4)]
-    path = secrets_directory / object_name(bad.credential_ref)
-    path.unlink()
-    (path / "full").mkdir(parents=True)  # EISDIR, as EIO or an immutable file would be for this one alone
-    assert erase(steps) == {Outcome.RETRY: 1, Outcome.ERASED: 3}
-    assert {reread(row).state for row in good} == {RefState.DELETED}
-    # Alone in its batch, and still no fault of the store.
-    make_due(bad.credential_ref)
-    assert erase(steps) == {Outcome.PARKED: 1}
-    assert known(bad.credential_ref).attention == Attention.ERASURE_FAILS
-
-
-def test_if_no_file_can_be_removed_it_is_the_store_that_does_not_work(
-    steps: Cleanup, store: EncryptedStore, secrets_directory: Path
-) -> None:
-    rows = [add_secret(store) for _ in range(2)]
-    for row in rows:
+    *bad, one, two = [add_secret(store) for _ in range(4)]
+    for row in bad:
         path = secrets_directory / object_name(row.credential_ref)
         path.unlink()
-        (path / "full").mkdir(parents=True)
-    with pytest.raises(Exception, match="the file system of the secrets does not work now"):
+        (path / "full").mkdir(parents=True)  # EISDIR, as EPERM would be for an immutable file
+    assert erase(steps) == {Outcome.RETRY: 2, Outcome.ERASED: 2}
+    assert {reread(row).state for row in (one, two)} == {RefState.DELETED}
+    make_due(*(row.credential_ref for row in bad))
+    assert erase(steps) == {Outcome.PARKED: 2}
+    assert {known(row.credential_ref).attention for row in bad} == {Attention.ERASURE_FAILS}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_if_nothing_can_be_written_either_it_is_the_store_that_does_not_work(
+    steps: Cleanup, store: EncryptedStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    rows = [add_secret(store) for _ in range(number)]
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for call in ("unlink", "fsync"):
+        monkeypatch.setattr(f"kfs_credentials.stores.directory.os.{call}", broken)
+    with pytest.raises(StoreUnavailable, match="the file system of the secrets does not work now"):
         erase(steps)
     assert {reread(row).delete_attempts for row in rows} == {0}
 
