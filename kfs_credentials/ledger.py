@@ -220,7 +220,8 @@ def point(
     ((space, version, before, _),) = seen
     own = held(using).filter(tenant_id=tenant, knowledge_space_id=space, source_id=source)
     # Whoever revokes lets go of everything, what waits for a person included.
-    waiting = [] if ref is not None else list(own.retired().values_list("credential_ref", flat=True))
+    others = own.retired().exclude(credential_ref=before)
+    waiting = [] if ref is not None else list(others.values_list("credential_ref", flat=True))
     refs = [one for one in (ref, before, *waiting) if one]
     locked = {row.credential_ref: row for row in ledger(using).filter(credential_ref__in=refs).lock(nowait=True)}
     if operation is not None and ref is not None:

@@ -241,9 +241,11 @@ def set_state(ref: str | None, state: str) -> None:
     lease = "'w', gen_random_uuid(), now(), now()" if state == "deleting" else "NULL, NULL, NULL, NULL"
     execute(
         "UPDATE source_secret_lifecycle_refs SET state = %s, deleted_at = CASE WHEN %s THEN now() END, "
+        "next_delete_at = CASE WHEN %s THEN now() + interval '1 hour' END, "
         f"(worker_id, lease_token, lease_expires_at, heartbeat_at) = ({lease}) WHERE credential_ref = %s",
         state,
         state == "deleted",
+        state == "retired",
         ref,
     )
 
