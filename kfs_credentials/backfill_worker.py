@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError
 
 from kfs_credentials.backfill import Backfill
 from kfs_credentials.batch import Batch, Move, Put
@@ -53,7 +53,7 @@ class BackfillWorker(Worker):
         watch: bool = False,
         progress: Callable[[BackfillSummary], None] = lambda _: None,
     ) -> None:
-        super().__init__(steps.using, batch_size=batch_size, watch=watch)
+        super().__init__(steps, batch_size=batch_size, watch=watch)
         self.steps = steps
         self.remaining = remaining
         self.limit = limit
@@ -194,16 +194,6 @@ class BackfillWorker(Worker):
         except LeaseLost:
             pass
         return None
-
-    def _renew(self, batch: Batch) -> None:
-        try:
-            self.steps.renew(batch)
-        except LeaseLost:
-            pass  # the store's guard and the fence say so too, where it matters
-        except (DatabaseError, InterfaceError) as error:
-            # No answer is not a renewal. The lease's own watch stops this worker before its next write.
-            logger.warning("a lease could not be renewed (%s)", describe(error))
-            connections[self.steps.using].close()
 
     def _give_back(self, batch: Batch) -> None:
         """Release what is in flight. What cannot be released now is tried again later, and expires by itself."""

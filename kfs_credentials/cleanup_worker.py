@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError
 
 from kfs_credentials.cleanup import PAGE, PARKED_FOR, Cleanup, Erasure, Outcome, PatrolPosition, SweepPosition
 from kfs_credentials.conf import settings
@@ -79,7 +79,7 @@ class CleanupWorker(Worker):
         due_only: bool = False,
         progress: Callable[[CleanupSummary], None] = lambda _: None,
     ) -> None:
-        super().__init__(steps.using, batch_size=batch_size, watch=watch)
+        super().__init__(steps, batch_size=batch_size, watch=watch)
         self.steps = steps
         self.next_move_in = next_move_in
         self.store = store
@@ -219,16 +219,6 @@ class CleanupWorker(Worker):
     def _renew_in_flight(self) -> None:
         if self._in_flight is not None:
             self._renew(self._in_flight)
-
-    def _renew(self, erasure: Erasure) -> None:
-        try:
-            self.steps.renew(erasure)
-        except LeaseLost:
-            pass  # the fence says so too, where it matters
-        except (DatabaseError, InterfaceError) as error:
-            # No answer is not a renewal. The lease's own watch stops this worker before its next write.
-            logger.warning("a lease could not be renewed (%s)", describe(error))
-            connections[self.using].close()
 
     def _settle(self, erasure: Erasure) -> bool:
         tries = 0

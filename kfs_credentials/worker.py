@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
 
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import (
     ImproperlyPrepared,
+    LeaseLost,
     StoreDenied,
     StoreMisconfigured,
     StoreUnavailable,
@@ -153,16 +154,26 @@ class Pace:
             self._free_at = max(self._free_at, time.monotonic()) + secrets / self.per_second
 
 
+class Steps(Protocol):
+    """What both state machines have in common, for whoever makes their steps. A batch is rows under one lease."""
+
+    using: str
+
+    def renew(self, batch: Any, /) -> None:
+        """Extend the lease of a batch; raises `LeaseLost`."""
+
+
 class Worker:
     """A loop over steps, until nothing is left (`watch=False`) or until it is stopped.
 
-    `using`: the database alias. `batch_size`: the most rows of one batch. Subclasses implement `_run`.
+    `batch_size`: the most rows of one batch. Subclasses implement `_run`.
     """
 
     summary: Summary
 
-    def __init__(self, using: str, *, batch_size: int, watch: bool = False) -> None:
-        self.using = using
+    def __init__(self, steps: Steps, *, batch_size: int, watch: bool = False) -> None:
+        self.using = steps.using
+        self._renewing = steps
         self.batch_size = batch_size
         self.watch = watch
         self.stop = Stop()
@@ -253,6 +264,17 @@ class Worker:
         # With a new connection: after a fail-over this one may be to a server that is read-only now.
         connections[self.using].close()
         return None
+
+    def _renew(self, batch: Any) -> None:
+        """Extend the lease of a batch if that is due."""
+        try:
+            self._renewing.renew(batch)
+        except LeaseLost:
+            pass  # the store's guard and the fence say so too, where it matters
+        except (DatabaseError, InterfaceError) as error:
+            # No answer is not a renewal. The lease's own watch stops this worker before its next write.
+            logger.warning("a lease could not be renewed (%s)", describe(error))
+            connections[self.using].close()
 
     def _grow(self) -> None:
         """Let the next batch be a little larger, after one that went well."""

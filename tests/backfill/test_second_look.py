@@ -5,52 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from kfs_credentials.backfill import Backfill
-from kfs_credentials.batch import Batch, Item, Move
+from kfs_credentials.batch import Item, Move
 from kfs_credentials.errors import StoreUnavailable
 from kfs_credentials.models import (
     JobError,
     RefState,
     RunState,
     Source,
-    SourceCredentialBackfill,
     SourceSecretLifecycleRef,
 )
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.backfill.conftest import Files
-from tests.factories import SourceFactory
+from tests.backfill.runs import VALUE, claim_and_put, execute, only_job, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-VALUE = {"token": "made-up"}
-
-
-def execute(sql: str, *parameters: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql, parameters)
-
-
-def waiting(steps: Backfill) -> Item:
-    """Make a source whose job waits; return the job as it was reserved."""
-    SourceFactory.create(credentials=VALUE)
-    batch = steps.discover(1)
-    assert batch is not None
-    steps.release(batch)
-    return batch.items[0]
-
-
-def claim_and_put(steps: Backfill) -> Batch:
-    batch = steps.claim(10)
-    assert batch is not None
-    steps.start_put(batch)
-    steps.finish_put(batch)
-    return batch
-
-
-def only_job() -> SourceCredentialBackfill:
-    return SourceCredentialBackfill.objects.get()
 
 
 # A deletion that begins after the claim.
