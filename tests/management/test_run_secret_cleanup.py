@@ -17,15 +17,11 @@ from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.rows import FUTURE, PAST, add_ref, add_secret, in_database, make_source, ref_of
 from tests.factories import SourceFactory, SpaceFactory
-from tests.management.commands import Outcome, Run
+from tests.management.cleanups import AGAIN, COMMAND, DONE, LOOK, last_line, secrets
+from tests.management.commands import Run
 from tests.management.rows import directory_contents, give_ref, table_contents
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("secrets_directory")]
-
-COMMAND = "kfs_credentials.management.commands.run_secret_cleanup"
-AGAIN = "`manage.py run_secret_cleanup`"
-LOOK = "`manage.py credential_status`"
-DONE = "Every erasure is confirmed."
 
 Files = Callable[[], list[Path]]
 
@@ -33,16 +29,6 @@ Files = Callable[[], list[Path]]
 @pytest.fixture(autouse=True)
 def _at_once(kfs_settings: Any) -> None:
     kfs_settings(ERASE_GRACE=0, LATE_WRITE_HORIZON=0)
-
-
-def last_line(outcome: Outcome) -> str:
-    """Return the last line, with what depends on the machine left out."""
-    return re.sub(r"in [0-9.]+ s", "in T s", outcome.last_line)
-
-
-def secrets(store: EncryptedStore, count: int, situation: str = "retired, due", **columns: Any) -> None:
-    for _ in range(count):
-        add_secret(store, None, situation, **columns)
 
 
 def test_nothing_to_do(run: Run) -> None:

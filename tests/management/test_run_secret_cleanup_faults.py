@@ -15,16 +15,12 @@ from kfs_credentials.cleanup_worker import CleanupSummary, CleanupWorker
 from kfs_credentials.errors import SecretStoreError, StoreDenied, StoreUnavailable
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.stores.encrypted import EncryptedStore
-from tests.cleanup.rows import add_ref, add_secret
-from tests.management.commands import Admin, Outcome, Run
+from tests.cleanup.rows import add_ref
+from tests.management.cleanups import AGAIN, COMMAND, LOOK, last_line, secrets
+from tests.management.commands import Admin, Run
 from tests.management.rows import table_contents
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("secrets_directory")]
-
-COMMAND = "kfs_credentials.management.commands.run_secret_cleanup"
-AGAIN = "`manage.py run_secret_cleanup`"
-LOOK = "`manage.py credential_status`"
-DONE = "Every erasure is confirmed."
 
 Files = Callable[[], list[Path]]
 
@@ -32,16 +28,6 @@ Files = Callable[[], list[Path]]
 @pytest.fixture(autouse=True)
 def _at_once(kfs_settings: Any) -> None:
     kfs_settings(ERASE_GRACE=0, LATE_WRITE_HORIZON=0)
-
-
-def last_line(outcome: Outcome) -> str:
-    """Return the last line, with what depends on the machine left out."""
-    return re.sub(r"in [0-9.]+ s", "in T s", outcome.last_line)
-
-
-def secrets(store: EncryptedStore, count: int, situation: str = "retired, due", **columns: Any) -> None:
-    for _ in range(count):
-        add_secret(store, None, situation, **columns)
 
 
 def test_the_directory_is_not_there(run: Run, secrets_directory: Path) -> None:
