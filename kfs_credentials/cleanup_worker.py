@@ -146,13 +146,14 @@ class CleanupWorker(Worker):
         previous, self._in_flight = self._in_flight, None
         taken = None
         try:
-            taken = self._take(beside=previous is not None)
+            # A row that is leased alone is at work alone: if this process dies, it is held responsible.
+            if previous is None or previous.lease.size > 1:
+                taken = self._take(beside=previous is not None)
         finally:
             # Whatever ended the claim, the batch before it is settled or given back.
             if previous is not None:
                 self._finish(previous)
         if self._in_flight is not None and self._in_flight.lease.size == 1:
-            # A row that is leased alone is at work alone: if this process dies, it is held responsible.
             alone, self._in_flight = self._in_flight, None
             self._finish(alone)
         for ref in taken.in_use if taken is not None else ():
