@@ -11,14 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from django.db import DatabaseError, InterfaceError
-
 from kfs_credentials.backfill import Backfill
 from kfs_credentials.batch import Batch, Move, Put
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import LeaseLost, StoreDenied, StoreMisconfigured, StoreUnavailable
-from kfs_credentials.transactions import Fault, describe, fault
-from kfs_credentials.worker import LOOK_UP_EVERY, NAMED, End, Summary, Worker, hurried
+from kfs_credentials.worker import LOOK_UP_EVERY, NAMED, End, Summary, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +39,8 @@ class BackfillWorker(Worker):
     other workers' leases and for locked rows, and gives up when it has stayed the same for too long. `limit`: the
     most sources to take. `progress` is called with the moves so far after each batch.
     """
+
+    what = "jobs"
 
     def __init__(
         self,
@@ -165,18 +164,6 @@ class BackfillWorker(Worker):
         elif trouble is not None:
             raise trouble
 
-    def _settled(self, batch: Batch) -> Counter[Move]:
-        try:
-            return self.steps.settle(batch)
-        except DatabaseError as error:
-            if fault(error) is not Fault.TOO_MUCH or len(batch.items) == 1:
-                raise
-        # It took longer than the server allows: in halves, and with smaller batches from here on.
-        middle = len(batch.items) // 2
-        self._size = max(1, min(self._size, middle))
-        parts = [Batch(batch.lease, batch.items[:middle]), Batch(batch.lease, batch.items[middle:])]
-        return sum((self._settled(part) for part in parts), Counter())
-
     def _finish_put(
         self, batch: Batch, also: Batch | None
     ) -> StoreUnavailable | StoreDenied | StoreMisconfigured | None:
@@ -194,14 +181,6 @@ class BackfillWorker(Worker):
         except LeaseLost:
             pass
         return None
-
-    def _give_back(self, batch: Batch) -> None:
-        """Release what is in flight. What cannot be released now is tried again later, and expires by itself."""
-        try:
-            with hurried():
-                self.steps.release(batch)
-        except (DatabaseError, InterfaceError) as error:
-            logger.warning("jobs could not be given back yet (%s)", describe(error))
 
     # When to wait, when to stop.
 

@@ -21,7 +21,7 @@ from kfs_credentials.conf import settings
 from kfs_credentials.errors import LeaseLost, SecretStoreError, StoreDenied, StoreMisconfigured, StoreUnavailable
 from kfs_credentials.repairs import FINDINGS, Repair
 from kfs_credentials.stores import secret_stores
-from kfs_credentials.transactions import Fault, describe, fault
+from kfs_credentials.transactions import describe
 from kfs_credentials.worker import LOOK_UP_EVERY, End, Summary, Worker, hurried
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,8 @@ class CleanupWorker(Worker):
     seconds until the next of them is due, None if there is none: a drain waits for grace, horizon, delays and other
     workers' leases, unless `due_only`. `limit`: the most refs to erase. `progress` is called after each batch.
     """
+
+    what = "refs"
 
     def __init__(
         self,
@@ -246,28 +248,12 @@ class CleanupWorker(Worker):
             self._moved_at = time.monotonic()
         return True
 
-    def _settled(self, erasure: Erasure) -> Counter[Outcome]:
-        try:
-            return self.steps.settle(erasure)
-        except DatabaseError as error:
-            if fault(error) is not Fault.TOO_MUCH or len(erasure.items) == 1:
-                raise
-        # It took longer than the server allows: in halves, and with smaller batches from here on.
-        middle = len(erasure.items) // 2
-        self._size = max(1, min(self._size, middle))
-        parts = [Erasure(erasure.lease, erasure.items[:middle]), Erasure(erasure.lease, erasure.items[middle:])]
-        return sum((self._settled(part) for part in parts), Counter())
-
-    def _give_back(self, erasure: Erasure) -> None:
-        """Release what is in flight. What cannot be released now is tried again later, and expires by itself."""
-        try:
-            with hurried():
-                released = self.steps.release(erasure)
-        except (DatabaseError, InterfaceError) as error:
-            logger.warning("refs could not be given back yet (%s)", describe(error))
-            return
+    def _give_back(self, erasure: Erasure) -> int:
+        """Release what is in flight, and count it."""
+        released = super()._give_back(erasure)
         self.taken -= released
         self.summary.outcomes[Outcome.RELEASED] += released
+        return released
 
     # Everything else, a page at a time.
 

@@ -24,6 +24,7 @@ from django.db import models
 from django.db.models import F, Value
 from django.db.models.expressions import Combinable, RawSQL
 from django.db.models.functions import Now
+from django.utils import translation
 from django.utils.translation import gettext_lazy as _
 
 from kfs_credentials.errors import LeaseLost
@@ -182,6 +183,16 @@ class Leases:
             if not held:
                 self._adrift.remove(lease)
         return released
+
+
+class ErrorCode(models.TextChoices):
+    """`last_error_code` and what it tells an operator; the only texts that are ever written to a row."""
+
+    @property
+    def message(self) -> str:
+        """The text in English, as it is written to the row whatever language this process speaks."""
+        with translation.override(None):
+            return str(self.label)
 
 
 class LeasedRow(models.Model):

@@ -185,13 +185,6 @@ def let_go(using: str, refs: Sequence[str]) -> None:
         SecretObject.objects.using(using).needing_attention().mark(some, None)
 
 
-class Pointed(NamedTuple):
-    """What became of a source: its version now, and whether it was changed."""
-
-    version: int
-    changed: bool
-
-
 def point(
     using: str,
     *,
@@ -202,12 +195,12 @@ def point(
     expected_version: int | None = None,
     from_ref: str | None = None,
     scrub: bool = True,
-) -> Pointed:
+) -> None:
     """Let a source name `ref` (reserved by `operation`), or none, and retire what it named before.
 
     Inside the caller's transaction. `expected_version`: the only version that will do, if any. `from_ref`: the only
     ref that the source may name now, if any. `scrub`: remove what lies in clear, in the same moment. Repeating what
-    was committed before changes nothing, and says so.
+    was committed before changes nothing.
 
     Locks, all NOWAIT: the ledger rows of both refs, in id order, then the source. Raises `SourceNotFound`,
     `BeingDeleted`, `VersionConflict`, `OperationOver`, `MutationFailed` if a trigger keeps the source as it is, and
@@ -228,7 +221,7 @@ def point(
         state = _usable(operation, locked[ref].state if ref in locked else RefState.DELETED)
         if state == RefState.ACTIVE:
             # The commit of an earlier call was not answered, and took place.
-            return Pointed(version, changed=False)
+            return
     source_now = sql.query(using, "services/lock_source", tenant=tenant, source=source)
     if not source_now:
         raise SourceNotFound
@@ -240,7 +233,7 @@ def point(
     check_admission(using, space, source)
     waiting = list(own.retired().filter(credential_ref__in=waiting).values_list("credential_ref", flat=True))
     if ref is None and named is None and not in_clear and not waiting:
-        return Pointed(version, changed=False)
+        return
     if expected_version is not None and version != expected_version:
         raise VersionConflict(expected_version, version)
     pointed = sql.query(using, "services/point_source", source=source, ref=ref, scrub=scrub)
@@ -253,7 +246,6 @@ def point(
         _retire(using, named, tenant=tenant, space=space, source=source)
     let_go(using, waiting)
     _supersede(using, source)
-    return Pointed(version, changed=True)
 
 
 def _retire(using: str, ref: str, *, tenant: str, space: uuid.UUID, source: uuid.UUID) -> None:

@@ -15,6 +15,7 @@ from kfs_credentials.errors import ServiceError
 from kfs_credentials.ledger import Moved, ledger, point
 from kfs_credentials.models import Attention, RefError, RefState, SecretObject, Source, SourceSecretLifecycleRef
 from kfs_credentials.models.ledger import MOVED, RESERVED
+from kfs_credentials.models.secret_object import PARKED
 from kfs_credentials.operations import in_batches
 from kfs_credentials.transactions import short_transaction
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
     Rows = Sequence[tuple[uuid.UUID, int | None]]
     """Ids of ledger rows with their row versions; None takes any version."""
-
-
-PARKED = (Attention.ERASURE_FAILS, Attention.RETAINED)
 
 
 @dataclass
@@ -57,12 +55,12 @@ def parked(refs: LedgerQuerySet) -> LedgerQuerySet:
 
 def abandonable(refs: LedgerQuerySet) -> LedgerQuerySet:
     """Return the parked ones that no source names."""
-    return _unnamed(parked(refs))
+    return parked(refs).unnamed()
 
 
 def discardable(refs: LedgerQuerySet) -> LedgerQuerySet:
     """Return the displaced ones that no source names."""
-    return _unnamed(refs.filter(_is_displaced()))
+    return refs.filter(_is_displaced()).unnamed()
 
 
 def restorable(refs: LedgerQuerySet) -> LedgerQuerySet:
@@ -88,10 +86,6 @@ def _is_displaced() -> Q:
     """Return the condition that a ref waits, since an old writer brought back an older one."""
     waiting = SecretObject.objects.filter(pk=OuterRef("credential_ref"), attention=Attention.DISPLACED)
     return Q(Exists(waiting), state=RefState.RETIRED, next_delete_at__isnull=True)
-
-
-def _unnamed(refs: LedgerQuerySet) -> LedgerQuerySet:
-    return refs.filter(~Exists(Source.objects.filter(credential_ref=OuterRef("credential_ref"))))
 
 
 # The decisions. Each works in transactions of its own, and raises a database error where the database is out of

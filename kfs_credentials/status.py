@@ -21,6 +21,7 @@ from kfs_credentials.models import (
     Shape,
     SourceSecretLifecycleRef,
 )
+from kfs_credentials.models.secret_object import PARKED
 from kfs_credentials.models.source import UNSUPPORTED, CredentialsShape
 from kfs_credentials.selection import Selection, is_acknowledged
 
@@ -260,7 +261,7 @@ def _ledger(rows: Selection) -> dict[str, int]:
         "overdue": overdue,
         "oldest_overdue_seconds": max(0, -int(next_move_in.total_seconds())) if overdue and next_move_in else 0,
         "waiting": unfinished - overdue,
-        "parked": count(attention__in=(Attention.ERASURE_FAILS, Attention.RETAINED)),
+        "parked": count(attention__in=PARKED),
         "displaced": count(attention=Attention.DISPLACED),
         "abandoned": count(abandoned_at__isnull=False),
         "erased_last_hour": rows.refs().tombstones().filter(deleted_at__gt=Now() - timedelta(hours=1)).count(),

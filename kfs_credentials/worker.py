@@ -10,11 +10,12 @@ import logging
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -155,25 +156,35 @@ class Pace:
 
 
 class Steps(Protocol):
-    """What both state machines have in common, for whoever makes their steps. A batch is rows under one lease."""
+    """What both state machines have in common, for whoever makes their steps.
+
+    A batch is rows under one lease: `Batch` or `Erasure`, made of a lease and a list of items.
+    """
 
     using: str
 
     def renew(self, batch: Any, /) -> None:
         """Extend the lease of a batch; raises `LeaseLost`."""
 
+    def settle(self, batch: Any, /) -> Counter[Any]:
+        """Write what became of a batch, in one transaction; return how many of each."""
+
+    def release(self, batch: Any, /) -> int:
+        """Give back what is left of a batch; return how many rows."""
+
 
 class Worker:
     """A loop over steps, until nothing is left (`watch=False`) or until it is stopped.
 
-    `batch_size`: the most rows of one batch. Subclasses implement `_run`.
+    `batch_size`: the most rows of one batch. Subclasses implement `_run`, and say `what` their rows are.
     """
 
+    what: ClassVar[str]
     summary: Summary
 
     def __init__(self, steps: Steps, *, batch_size: int, watch: bool = False) -> None:
         self.using = steps.using
-        self._renewing = steps
+        self._common = steps
         self.batch_size = batch_size
         self.watch = watch
         self.stop = Stop()
@@ -268,13 +279,38 @@ class Worker:
     def _renew(self, batch: Any) -> None:
         """Extend the lease of a batch if that is due."""
         try:
-            self._renewing.renew(batch)
+            self._common.renew(batch)
         except LeaseLost:
             pass  # the store's guard and the fence say so too, where it matters
         except (DatabaseError, InterfaceError) as error:
             # No answer is not a renewal. The lease's own watch stops this worker before its next write.
             logger.warning("a lease could not be renewed (%s)", describe(error))
             connections[self.using].close()
+
+    def _settled(self, batch: Any) -> Counter[Any]:
+        """Settle a batch, in halves if it takes longer than the server allows."""
+        try:
+            return self._common.settle(batch)
+        except DatabaseError as error:
+            if fault(error) is not Fault.TOO_MUCH or len(batch.items) == 1:
+                raise
+        # With smaller batches from here on.
+        middle = len(batch.items) // 2
+        self._size = max(1, min(self._size, middle))
+        halves = (batch.items[:middle], batch.items[middle:])
+        return sum((self._settled(type(batch)(batch.lease, half)) for half in halves), Counter())
+
+    def _give_back(self, batch: Any) -> int:
+        """Release what is in flight; return how many rows.
+
+        What cannot be released now is tried again later, and expires by itself.
+        """
+        try:
+            with hurried():
+                return self._common.release(batch)
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("%s could not be given back yet (%s)", self.what, describe(error))
+            return 0
 
     def _grow(self) -> None:
         """Let the next batch be a little larger, after one that went well."""

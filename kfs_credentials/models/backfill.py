@@ -16,11 +16,10 @@ from typing import Self
 from django.db import models
 from django.db.models import Case, DurationField, Exists, ExpressionWrapper, F, OuterRef, Q, Value, When
 from django.db.models.functions import Least, Now, Power
-from django.utils import translation
 from django.utils.translation import gettext_lazy as _
 
 from kfs_credentials.conf import settings
-from kfs_credentials.leases import Lease, LeasedQuerySet, LeasedRow, seconds_from_now
+from kfs_credentials.leases import ErrorCode, Lease, LeasedQuerySet, LeasedRow, seconds_from_now
 from kfs_credentials.models.knowledge_space import KnowledgeSpace
 from kfs_credentials.models.schema import FixedCharField, SeedIndex
 from kfs_credentials.models.source import Source
@@ -38,7 +37,7 @@ class RunState(models.TextChoices):
     FAILED = "failed", _("failed")  # retry by an operator -> queued; nothing left to move -> succeeded
 
 
-class JobError(models.TextChoices):
+class JobError(ErrorCode):
     """`last_error_code` and what it tells an operator; the only texts that are ever written to a job."""
 
     TOO_LARGE = "SOURCE_SECRET_TOO_LARGE", _("The credentials are larger than MAX_SECRET_BYTES.")
@@ -55,12 +54,6 @@ class JobError(models.TextChoices):
     WORKER_LOST = "SOURCE_CREDENTIAL_WORKER_LOST", _("The worker died or froze each time it held this job alone.")
     ROW_REJECTED = "SOURCE_ROW_REJECTED", _("The database refused the change to this source (a constraint or trigger).")
     UNEXPECTED = "SOURCE_CREDENTIAL_BACKFILL_FAILED", _("The secret store failed in an unexpected way.")
-
-    @property
-    def message(self) -> str:
-        """The text in English, as it is written to the row whatever language this process speaks."""
-        with translation.override(None):
-            return str(self.label)
 
 
 class BackfillQuerySet(LeasedQuerySet):

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db import models
 from django.db.models import Count, Exists, F, Min, OuterRef, Q, Value
 from django.db.models.functions import Greatest, Now
-from django.utils import translation
 from django.utils.translation import gettext_lazy as _
 
 from kfs_credentials.conf import settings
-from kfs_credentials.leases import LeasedQuerySet, LeasedRow, seconds_from_now
+from kfs_credentials.leases import ErrorCode, LeasedQuerySet, LeasedRow, seconds_from_now
 from kfs_credentials.models.backfill import RunState, SourceCredentialBackfill
 from kfs_credentials.models.schema import SeedIndex
 from kfs_credentials.models.secret_object import Attention, SecretObject
@@ -50,7 +49,7 @@ class Purpose(models.TextChoices):
     BACKFILL = "backfill", _("backfill")
 
 
-class RefError(models.TextChoices):
+class RefError(ErrorCode):
     """`last_error_code` and what it tells an operator; the only texts that are ever written to a ledger row."""
 
     CHANGED = "SOURCE_CREDENTIALS_CHANGED", _("The credentials changed before this ref was used.")
@@ -60,12 +59,6 @@ class RefError(models.TextChoices):
     DISPLACED = "SOURCE_SECRET_DISPLACED", _("An old writer brought back an older ref; this one waits for a person.")
     UNREADABLE = "SOURCE_CREDENTIAL_UNAVAILABLE", _("A source names this ref, and its object cannot be read.")
     ABANDONED = "SOURCE_SECRET_ABANDONED", _("A person gave up on the erasure: the object was not erased.")
-
-    @property
-    def message(self) -> str:
-        """The text in English, as it is written to the row whatever language this process speaks."""
-        with translation.override(None):
-            return str(self.label)
 
 
 RESERVED = (RefState.STAGED, RefState.CANDIDATE)
@@ -127,6 +120,10 @@ class LedgerQuerySet(LeasedQuerySet):
     def named(self) -> Self:
         """Return those that some source names, whichever: none of these may be erased."""
         return self.filter(Exists(_naming()))
+
+    def unnamed(self) -> Self:
+        """Return those that no source names."""
+        return self.filter(~Exists(_naming()))
 
     def never_claimed(self) -> Self:
         """Return those that nobody ever claimed for erasure: by our table, and by what the Node service counts."""

@@ -22,6 +22,10 @@ class Attention(models.TextChoices):
     UNREADABLE = "unreadable", _("a source names it, and it can neither be used again nor be copied")
 
 
+PARKED = (Attention.ERASURE_FAILS, Attention.RETAINED)
+"""The object is not erased, and the reason lies with the store."""
+
+
 class Receipt(models.TextChoices):
     """What the store said when the object was to be erased."""
 
