@@ -2,22 +2,35 @@
 
 from kfs_credentials.models.acknowledgement import AcknowledgedShape, Acknowledgement
 from kfs_credentials.models.backfill import JobError, RunState, SourceCredentialBackfill
+from kfs_credentials.models.binding import Binding
+from kfs_credentials.models.checkpoint import Checkpoint
+from kfs_credentials.models.closed_key import ClosedKey
+from kfs_credentials.models.event import Event, EventKind
 from kfs_credentials.models.knowledge_space import KnowledgeSpace
 from kfs_credentials.models.ledger import Purpose, RefError, RefState, SourceSecretLifecycleRef
+from kfs_credentials.models.pause import Pause
 from kfs_credentials.models.round import Round
 from kfs_credentials.models.secret_object import Attention, Receipt, SecretObject
 from kfs_credentials.models.source import Shape, Source
+from kfs_credentials.models.tick import Refusal, Tick
 
 __all__ = [
     "AcknowledgedShape",
     "Acknowledgement",
     "Attention",
+    "Binding",
+    "Checkpoint",
+    "ClosedKey",
+    "Event",
+    "EventKind",
     "JobError",
     "KnowledgeSpace",
+    "Pause",
     "Purpose",
     "Receipt",
     "RefError",
     "RefState",
+    "Refusal",
     "Round",
     "RunState",
     "SecretObject",
@@ -25,4 +38,5 @@ __all__ = [
     "Source",
     "SourceCredentialBackfill",
     "SourceSecretLifecycleRef",
+    "Tick",
 ]

@@ -7,7 +7,7 @@ from django.apps import apps
 
 from .catalog import catalog
 from .conftest import MakeHost
-from .hosts import LEGACY_ROWS, MIGRATIONS, SEED, SOURCE_COLUMNS, SPACE_COLUMNS, STARTS, Host
+from .hosts import LEGACY_ROWS, MIGRATIONS, OWN_TABLES, SEED, SOURCE_COLUMNS, SPACE_COLUMNS, STARTS, Host
 
 FILES = "SELECT oid, relfilenode FROM pg_class WHERE relname IN ('sources', 'knowledge_spaces')"
 
@@ -80,10 +80,7 @@ def test_a_second_run_does_nothing(make_host: MakeHost, start: str) -> None:
     assert {table: host.dump(table) for table in [*tables, "django_migrations"]} == before
 
     # The record of migrations is lost: all but our own tables is there, and is not made again.
-    host.run(
-        "DROP TABLE kfs_credentials_secret_object, kfs_credentials_acknowledgement, kfs_credentials_round, "
-        "django_migrations"
-    )
+    host.run(f"DROP TABLE {', '.join(OWN_TABLES)}, django_migrations")
     host.migrate()
     assert {table: host.dump(table) for table in tables} == {table: before[table] for table in tables}
     assert catalog(host) == objects

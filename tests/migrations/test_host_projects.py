@@ -94,7 +94,7 @@ def test_what_sqlmigrate_prints_can_be_run_by_hand(
     assert catalog(by_hand) == catalog(by_migrate)
 
 
-@pytest.mark.parametrize("migration", ["0002_source_indexes", "0004_own_tables", "0006_erasure"])
+@pytest.mark.parametrize("migration", ["0002_source_indexes", "0004_own_tables", "0006_erasure", "0007_operations"])
 def test_sqlmigrate_prints_the_way_back(host: Host, capsys: pytest.CaptureFixture[str], migration: str) -> None:
     host.migrate()
     call_command("sqlmigrate", "kfs_credentials", migration, backwards=True, database=host.alias)

@@ -10,7 +10,7 @@ from kfs_credentials.models import Source
 
 from .catalog import catalog
 from .conftest import MakeHost
-from .hosts import BASE, MIGRATIONS, OURS, SEED, STARTS, Host, manage, second_alias, server
+from .hosts import BASE, MIGRATIONS, OURS, OWN_TABLES, SEED, STARTS, Host, manage, second_alias, server
 
 SCHEMA = "Knowledge FS"  # a name that has to be quoted
 
@@ -27,7 +27,7 @@ def tables(host: Host) -> dict[str, set[str]]:
 
 HOSTS = {"knowledge_spaces", "sources"}
 LEDGER = {"source_credential_backfills", "source_secret_lifecycle_refs"}
-OWN = {"kfs_credentials_secret_object", "kfs_credentials_acknowledgement", "kfs_credentials_round"}
+OWN = set(OWN_TABLES)
 
 
 @pytest.mark.parametrize("start", STARTS)
