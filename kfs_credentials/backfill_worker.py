@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kfs_credentials.backfill import Backfill
 from kfs_credentials.batch import Batch, Move, Put
 from kfs_credentials.conf import settings
-from kfs_credentials.errors import LeaseLost, StoreDenied, StoreMisconfigured, StoreUnavailable
+from kfs_credentials.errors import LeaseLost, StoreDenied, StoreMisconfigured, StoreUnavailable, WorkersPaused
 from kfs_credentials.worker import LOOK_UP_EVERY, NAMED, End, Summary, Worker
 
 logger = logging.getLogger(__name__)
@@ -105,9 +105,15 @@ class BackfillWorker(Worker):
             size = min(size, self.limit - self.taken)
         if size <= 0:
             return None
-        batch = self._in_database(lambda: self._claim(size, beside=beside))
-        if batch is None and not self.stop:
-            batch = self._in_database(lambda: self.steps.discover(size, beside=beside))
+        self._pause = None
+        try:
+            batch = self._in_database(lambda: self._claim(size, beside=beside))
+            if batch is None and not self.stop:
+                batch = self._in_database(lambda: self.steps.discover(size, beside=beside))
+        except WorkersPaused as pause:
+            self._pause = pause
+            return None
+        self._was_paused = False
         if batch is not None:
             self.taken += len(batch.items)
             self._pace.spend(len(batch.items))
@@ -170,7 +176,7 @@ class BackfillWorker(Worker):
         """Wait for the store, renewing the leases of both batches; return what is wrong with the store, if anything."""
         try:
             while batch.call is not None and not batch.call.wait(min(batch.lease.duration / 6, LOOK_UP_EVERY)):
-                if self.stop.overdue:
+                if self.stop.overdue or batch.lease.is_ending:
                     return None  # given back; if the store still finishes, the next worker finds its secrets there
                 self._renew(batch)
                 if also is not None:
@@ -192,6 +198,8 @@ class BackfillWorker(Worker):
         if self.limit is not None and self.taken >= self.limit:
             self._end(End.LIMIT, f"the limit of {self.limit} is reached")
             return False
+        if self._pause is not None:
+            return self._wait_for_resume()
         if delay := self._pace.delay():
             self.stop.wait(delay)
             return True

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -26,7 +26,10 @@ from kfs_credentials.errors import (
     StoreDenied,
     StoreMisconfigured,
     StoreUnavailable,
+    WorkersPaused,
 )
+from kfs_credentials.leases import Leases
+from kfs_credentials.pause import pause_workers, reason_to_pause
 from kfs_credentials.transactions import TRIES, Fault, describe, fault, jittered, pause_before_try
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class End(enum.Enum):
     INTERRUPTED = "interrupted"
     STUCK = "stuck"
     DENIED = "denied"
+    PAUSED = "paused"
     UNREACHABLE = "unreachable"
 
 
@@ -162,6 +166,7 @@ class Steps(Protocol):
     """
 
     using: str
+    leases: Leases
 
     def renew(self, batch: Any, /) -> None:
         """Extend the lease of a batch; raises `LeaseLost`."""
@@ -192,15 +197,44 @@ class Worker:
         self._pace = Pace(settings.RATE_LIMIT)
         self._store_backoff = Backoff()
         self._trouble: StoreUnavailable | None = None
+        self._pause: WorkersPaused | None = None
+        self._was_paused = False
         self._moved_at = time.monotonic()
 
     def _work(self) -> None:
         """Run `_run` until there is an end, listening to signals."""
         with self.stop.on_signals():
-            try:
-                self._run()
-            except (StoreDenied, StoreMisconfigured) as error:
-                self._end(End.DENIED, str(error))
+            while True:
+                try:
+                    return self._run()
+                except (StoreDenied, StoreMisconfigured) as error:
+                    denied = error
+                logger.error("the secret store cannot be used any more: %s", denied)
+                if not self._pause_all(denied) or not self.watch:
+                    return self._end(End.DENIED, str(denied))
+
+    def _pause_all(self, denied: StoreDenied | StoreMisconfigured) -> bool:
+        """Pause the workers of this database, since the store denies access or is not the right one.
+
+        At its start a process finds that out for itself, and refuses. In the middle of a run it may concern all of
+        them, and a person has to see to it. Return False if the database cannot be told.
+        """
+        by, reason = self._common.leases.worker, reason_to_pause(denied)
+        paused = self._in_database(lambda: [pause_workers(self.using, by=by, reason=reason)])
+        return paused is not None
+
+    def _wait_for_resume(self) -> bool:
+        """Wait a little, since the workers are paused; return False instead if that is the end of this run."""
+        if self.stop:
+            return True
+        if not self.watch:
+            self._end(End.PAUSED, str(self._pause))
+            return False
+        if not self._was_paused:
+            logger.warning("%s", self._pause)
+        self._was_paused = True
+        self._idle(settings.POLL_INTERVAL)
+        return True
 
     def _run(self) -> None:
         raise NotImplementedError
@@ -298,7 +332,7 @@ class Worker:
         middle = len(batch.items) // 2
         self._size = max(1, min(self._size, middle))
         halves = (batch.items[:middle], batch.items[middle:])
-        return sum((self._settled(type(batch)(batch.lease, half)) for half in halves), Counter())
+        return sum((self._settled(replace(batch, items=half)) for half in halves), Counter())
 
     def _give_back(self, batch: Any) -> int:
         """Release what is in flight; return how many rows.

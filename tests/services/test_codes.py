@@ -22,6 +22,7 @@ CODES: dict[type[KfsCredentialsError], str] = {
     errors.StoreUnavailable: "SOURCE_SECRET_STORE_UNAVAILABLE",
     errors.StoreDenied: "SOURCE_SECRET_STORE_DENIED",
     errors.StoreMisconfigured: "SOURCE_SECRET_STORE_MISCONFIGURED",
+    errors.BindingBroken: "SOURCE_SECRET_STORE_MISCONFIGURED",
     errors.SecretRetained: "SOURCE_SECRET_RETAINED",
     # Of the services.
     errors.SourceNotFound: "SOURCE_NOT_FOUND",
@@ -57,6 +58,7 @@ def test_every_other_error_has_the_code_of_the_family() -> None:
     # None of these comes from a client's request: settings, keys, workers.
     assert others.keys() == {
         *("KfsCredentialsError", "InvalidKey", "InvalidRef", "InvalidSetting", "LeaseLost", "ImproperlyPrepared"),
+        "WorkersPaused",
     }
 
 
