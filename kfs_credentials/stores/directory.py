@@ -52,6 +52,15 @@ class Directory:
             return False
         return True
 
+    def holds(self, name: str, content: bytes) -> bool:
+        """Return whether a file of this name is there and has exactly this content."""
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
+        except FileNotFoundError:
+            return False
+        with os.fdopen(fd, "rb") as file:
+            return file.read(len(content) + 1) == content
+
     def write(self, name: str, content: bytes) -> UnlinkedFile:
         """Write a file that is to have this name, and does not have it yet."""
         return UnlinkedFile(self, name, content)
@@ -135,9 +144,40 @@ class UnlinkedFile:
 
     def link(self) -> bool:
         """Give the file its name; return False if the name is taken."""
+        return self._link(self.name)
+
+    def replace(self, old: bytes) -> bool:
+        """Give the file its name in place of the one that has it; return False unless that one's content is `old`.
+
+        False, too, if another writer came between: what is there by then is whole, and may be this file or theirs.
+        """
+        if self.temporary is None:
+            # A file can be renamed only by a name: one that an erasure takes away with the object.
+            temporary = self.name + TEMPORARY
+            if not self._link(temporary):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=self.directory.fd)
+                if not self._link(temporary):
+                    return False
+            self.temporary = temporary
+        if not self.directory.holds(self.name, old):
+            return False
+        try:
+            os.rename(self.temporary, self.name, src_dir_fd=self.directory.fd, dst_dir_fd=self.directory.fd)
+        except FileNotFoundError:
+            return False  # the temporary name was taken away, by another writer or by an erasure
+        self.temporary = None
+        try:
+            # The temporary name may have been another writer's by then.
+            found = os.stat(self.name, dir_fd=self.directory.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False  # erased since
+        return os.path.samestat(found, os.fstat(self.fd))
+
+    def _link(self, name: str) -> bool:
         try:
             # Through the open file, never through the temporary name: that may be another writer's by now.
-            os.link(f"{OPEN_FILES}/{self.fd}", self.name, dst_dir_fd=self.directory.fd, follow_symlinks=True)
+            os.link(f"{OPEN_FILES}/{self.fd}", name, dst_dir_fd=self.directory.fd, follow_symlinks=True)
         except FileExistsError:
             return False
         except PermissionError as error:

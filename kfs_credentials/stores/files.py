@@ -2,7 +2,8 @@
 
 Django's own FileSystemStorage does not sync, writes in place and renames on a clash. Removing a plaintext
 from the database must never be more durable than the secret that replaces it, so here a file is complete and
-synced before it has its name, and the name is synced before anybody hears of it.
+synced before it has its name, and the name is synced before anybody hears of it. A file is replaced in one step too:
+whoever reads finds the old content or the new one, whole.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _reason(error: OSError) -> str:
 
 
 class DurableFileStorage(FileSystemStorage):
-    """Files of mode 0600 below `location`, in directories of mode 0700, created once and never replaced.
+    """Files of mode 0600 below `location`, in directories of mode 0700, created once; replaced by `replace_many` only.
 
     `location` (an absolute path) has to exist: a directory that is missing is more likely a volume that is
     not mounted than one that nobody has made yet, and secrets must not land below an empty mount point.
@@ -166,6 +167,32 @@ class DurableFileStorage(FileSystemStorage):
                     for place in _create_group(directory, group, check):
                         created[place] = True
         return created
+
+    @translated
+    def replace_many(
+        self, files: Sequence[tuple[str, bytes, bytes]], *, check: Callable[[], None] = lambda: None
+    ) -> list[bool]:
+        """Replace the content of files, durably as a group; return for each whether that was done.
+
+        It is not done where the file is not there any more, or its content is not what the caller has read. An erasure
+        between this look and the replacement, which follows at once, is not noticed: then the file is back.
+
+        `files`: name, content as it was read, new content. `check`: as for `create_many`. Raises `StoreUnavailable`,
+        `StoreDenied`, `StoreMisconfigured`.
+        """
+        replaced = [False] * len(files)
+        for path, places in self._by_directory([name for name, *_ in files]).items():
+            try:
+                directory = self._durable_directory(path)
+            except FileNotFoundError:
+                self._check_location()
+                continue  # nothing is in it any more
+            with directory:
+                for start in range(0, len(places), GROUP):
+                    group = [(place, name, *files[place][1:]) for place, name in places[start : start + GROUP]]
+                    for place in _replace_group(directory, group, check):
+                        replaced[place] = True
+        return replaced
 
     @translated
     def read(self, name: str) -> bytes:
@@ -329,3 +356,27 @@ def _create_group(
         if new:
             directory.sync()
     return new
+
+
+def _replace_group(
+    directory: Directory, files: Sequence[tuple[int, str, bytes, bytes]], check: Callable[[], None]
+) -> list[int]:
+    """Write all, sync all, rename all over the old ones, sync the directory; return the places of those replaced.
+
+    `files`: place, name, content as it was read, new content.
+    """
+    with ExitStack() as stack:
+        written = [
+            (place, old, stack.enter_context(directory.write(name, content)))
+            for place, name, old, content in files
+            if directory.holds(name, old)
+        ]
+        on_threads(UnlinkedFile.sync, [file for *_, file in written])
+        replaced = []
+        for place, old, file in written:
+            check()
+            if file.replace(old):
+                replaced.append(place)
+        if replaced:
+            directory.sync()
+    return replaced
