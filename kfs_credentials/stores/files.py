@@ -366,14 +366,13 @@ def _replace_group(
     `files`: place, name, content as it was read, new content.
     """
     with ExitStack() as stack:
-        written = [
-            (place, old, stack.enter_context(directory.write(name, content)))
-            for place, name, old, content in files
-            if directory.holds(name, old)
-        ]
-        on_threads(UnlinkedFile.sync, [file for *_, file in written])
+        written: dict[str, tuple[int, bytes, UnlinkedFile]] = {}
+        for place, name, old, content in files:
+            if name not in written and directory.holds(name, old):
+                written[name] = place, old, stack.enter_context(directory.write(name, content))
+        on_threads(UnlinkedFile.sync, [file for *_, file in written.values()])
         replaced = []
-        for place, old, file in written:
+        for place, old, file in written.values():
             check()
             if file.replace(old):
                 replaced.append(place)

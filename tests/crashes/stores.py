@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kfs_credentials.stores import Address, Entry, Receipt
+from kfs_credentials.stores import Address, Entry, Receipt, Resealed
 from kfs_credentials.stores.base import Deadline, Outcomes
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.crashes.gates import pass_gate
@@ -24,6 +25,11 @@ BEFORE_DELETE = "before-delete"
 IN_DELETE = "in-delete"
 """The check is past, the first objects are gone, and the others go, however late."""
 AFTER_DELETE = "after-delete"
+
+BEFORE_REPLACE = "before-replace"
+IN_REPLACE = "in-replace"
+"""Half of a batch is replaced; the other half is read, and the check is past: it is replaced, however late."""
+AFTER_REPLACE = "after-replace"
 
 AFTER_LIST = "after-list"
 
@@ -60,6 +66,14 @@ class GatedStore(EncryptedStore):
         pass_gate(self.gates, AFTER_DELETE)
         return outcomes
 
+    def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
+        pass_gate(self.gates, BEFORE_REPLACE)
+        half = len(addresses) // 2
+        outcomes = super()._replace_many(addresses[:half], deadline=deadline)
+        outcomes += super()._replace_many(addresses[half:], deadline=LastCheck(deadline, self.gates, len(addresses)))
+        pass_gate(self.gates, AFTER_REPLACE)
+        return outcomes
+
     def _list(self, after: str) -> Sequence[str]:
         names = super()._list(after)
         pass_gate(self.gates, AFTER_LIST)
@@ -84,3 +98,23 @@ class GatedDeadline(Deadline):
         self.checks += 1
         if self.checks == self.gate_after:
             pass_gate(self.gates, IN_PUT)
+
+
+class LastCheck(Deadline):
+    """A deadline with a gate behind its check right before the first object of some becomes visible.
+
+    `number`: of these objects. Each of them is checked for when it is read, before.
+    """
+
+    def __init__(self, deadline: Deadline, gates: Path, number: int) -> None:
+        super().__init__(deadline.seconds, deadline.guard)
+        self.at = deadline.at
+        self.gates = gates
+        self.reads = number - number // 2
+        self.checks = itertools.count(1)
+
+    def check(self) -> None:
+        """Check, then wait at the gate, if this is before the first write."""
+        super().check()
+        if next(self.checks) == self.reads + 1:
+            pass_gate(self.gates, IN_REPLACE)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
 
+from tests.keys import NEW, OLD, Change
 from tests.management.commands import Admin, Run, dsn, runner
 
 
@@ -21,3 +22,10 @@ def admin(transactional_db: None) -> Iterator[Admin]:
     """A session of somebody else, who may do anything. Each statement is a transaction."""
     with psycopg.connect(dsn(), autocommit=True) as session:
         yield session
+
+
+@pytest.fixture
+def new_first(kfs_settings: Change) -> Callable[[], None]:
+    """Return a function that puts the new key before the old one, which is the only one until then."""
+    kfs_settings(KEYS=[OLD])
+    return lambda: kfs_settings(KEYS=[NEW, OLD])
