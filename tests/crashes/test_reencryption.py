@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 from typing import Any
 
 import pytest
 
-from kfs_credentials.crypto import Credentials, Scope, envelope_key_id
+from kfs_credentials.crypto import Credentials, Scope, envelope_key_id, key_id
 from kfs_credentials.keys import CLOSING
 from kfs_credentials.stores import Address
 from tests.crashes.scene import CLEAN, NOT_FINISHED, Scene
@@ -85,21 +86,24 @@ def test_killed(scene: Scene, kfs_settings: Change, place: str) -> None:
 
 def test_frozen_until_another_run_has_begun(scene: Scene, kfs_settings: Change) -> None:
     """Its lease is over by its own watch: it replaces nothing any more, and notes nothing."""
+    third = secrets.token_bytes(32)
     scene.drain(CLEAN)
     with scene.gate(BEFORE_REPLACE) as gate:
-        frozen = scene.start_reencryption(KEYS=NEW_RING, LEASE=0.5)
+        frozen = scene.start_reencryption(KEYS=[*NEW_RING, third.hex()], LEASE=0.5)
         gate.wait()
         frozen.freeze()
     # That the lease is over is the database's to say, and the frozen one's watch: both have run on.
     expired = "SELECT lease_expires_at <= now() FROM kfs_credentials_round WHERE name = 're-encryption'"
     scene.wait_until(lambda: scene.value(expired), "its lease is over")
-    reencrypt(scene)
+    reencrypt(scene, KEYS=[third.hex(), *NEW_RING])
     before = scene.everything()
     frozen.send(signal.SIGCONT)
     assert frozen.wait() == NOT_FINISHED, frozen.printed
-    assert "another run has begun" in frozen.printed
+    assert "Ended early: another run has begun." in frozen.printed
     assert scene.everything() == before
-    check_that_the_old_key_can_go(scene, kfs_settings)
+    assert keys_of_objects(scene) == {key_id(third)}
+    kfs_settings(KEYS=[third])
+    scene.check_always()
 
 
 def test_asked_to_stop(scene: Scene, kfs_settings: Change) -> None:
