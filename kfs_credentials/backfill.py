@@ -26,6 +26,7 @@ from kfs_credentials.batch import Batch, Item, Move, Put, SourceNow, decide, mad
 from kfs_credentials.binding import Watch
 from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import KeyRing, new_ref
+from kfs_credentials.keys import hold, refuse_closed
 from kfs_credentials.leases import Lease, Leases
 from kfs_credentials.models import JobError, RefState, RunState, Source, SourceCredentialBackfill
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
@@ -53,6 +54,7 @@ class Backfill:
         space: uuid.UUID | None = None,
     ) -> None:
         self.using = using
+        self.worker = worker
         self.store = store
         self.tenant = tenant
         self.space = space
@@ -76,6 +78,7 @@ class Backfill:
         leaving = being_deleted(self.using)
         with short_transaction(self.using):
             watch = self._admitted()
+            refuse_closed(self.using)
             jobs = self._jobs().of_open_sources(leaving)
             expired = jobs.expired().with_leased_size()
             # Of those that are free: a frozen worker holds its rows, and must not stand before everybody else's.
@@ -125,6 +128,7 @@ class Backfill:
         leaving = being_deleted(self.using)
         with short_transaction(self.using):
             watch = self._admitted()
+            refuse_closed(self.using, ring.primary.id)
             if self.after is None:
                 self.rejected.clear()
             items = self._discovered(limit, leaving)
@@ -241,18 +245,24 @@ class Backfill:
 
         Items whose row is not this lease's any more belong to another worker, and are not counted.
 
-        Locks ledger rows (waits for LOCK_TIMEOUT at most), then jobs and sources (SKIP LOCKED). Raises `LeaseLost` if
-        the lease ran out before the commit, and `BindingBroken`; then nothing was written.
+        Holds the keys, then locks ledger rows (waits for LOCK_TIMEOUT at most), then jobs and sources (SKIP LOCKED).
+        Raises `LeaseLost` if the lease ran out before the commit, `KeyClosed` if this process has an old key ring, and
+        `BindingBroken`; then nothing was written.
         """
         moves: dict[Move, list[Item]] = {move: [] for move in Move}
         with short_transaction(self.using):
+            hold(self.using)
             ledger = lock_ledger(self.using, batch.items)
             mine = self._lock_jobs(batch)
+            closed = refuse_closed(self.using)
             sources = lock_sources(self.using, mine)
             elsewhere = locked_elsewhere(self.using, mine, sources)
             leaving = set(being_deleted(self.using))
             for item in mine:
                 source = sources.get(item.source_id)
+                if item.receipt is not None and item.receipt.key_id in closed:
+                    # Whoever has put it there had an old key ring.
+                    item.put = Put.STALE
                 move, error = decide(
                     item,
                     ledger.get(item.ref),
@@ -376,9 +386,11 @@ def finish(using: str, items: Sequence[Item], run_state: RunState, ref_state: Re
 def requeue_with_fresh_candidates(using: str, store: str, items: Sequence[Item]) -> None:
     """Retire the candidates of these jobs and queue the jobs with new ones, for the credentials in `item.legacy`.
 
-    The caller has locked ledger rows, jobs and sources. Changes `item.ref` to the new ref.
+    The caller has locked ledger rows, jobs and sources. Changes `item.ref` to the new ref. Raises `KeyClosed` if this
+    process has an old key ring.
     """
     ring = key_ring()
+    refuse_closed(using, ring.primary.id)
     old_refs = [item.ref for item in items]
     for item in items:
         item.ref, item.plaintext = new_ref(), None

@@ -299,11 +299,6 @@ def _attempts(message: str) -> Iterator[None]:
     raise StoreUnavailable(message)
 
 
-def reseal(using: str, store: str, *, worker: str) -> None:
-    """Seal the probe under the first key of the ring: an advance does. For the end of a re-encryption."""
-    advance(using, store, worker=worker)
-
-
 class Survey(NamedTuple):
     """What an operator has to know before a store is bound."""
 

@@ -19,6 +19,7 @@ from kfs_credentials.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
+from kfs_credentials.keys import held_keys
 from kfs_credentials.models import Source
 from kfs_credentials.stores import secret_stores
 
@@ -153,6 +154,45 @@ def _binding(using: str, store: str) -> Iterator[CheckMessage]:
         yield Error(str(error), id="kfs_credentials.E012")
     except (InvalidKey, SecretStoreError):
         pass  # E002 to E004 say so
+
+
+@checks.register(TAG, Tags.security, deploy=True)
+def check_held_keys(**_: Any) -> list[CheckMessage]:
+    """E011: a key that secrets are sealed under is missing. W012: the database could not be asked whether one is.
+
+    With --deploy, and whatever --database says: without the key, these secrets are lost.
+    """
+    alias = router.db_for_write(Source)
+    try:
+        key_ring()
+        if connections[alias].vendor == "postgresql":
+            return [*_missing_keys(alias)]
+    except (InvalidKey, InvalidSetting):
+        pass  # E001 and E002 say so
+    except (DatabaseError, InterfaceError) as error:
+        return [
+            checks.Warning(
+                f"DATABASES['{alias}'] could not be asked which keys its secrets are sealed under "
+                f"({type(error).__name__}).",
+                hint="Check again once it can be reached, and is migrated.",
+                id="kfs_credentials.W012",
+            )
+        ]
+    return []
+
+
+def _missing_keys(alias: str) -> Iterator[CheckMessage]:
+    for key in held_keys(alias):
+        refs = key["live"] + key["retired"] + key["candidate"]
+        if refs and key["key_id"] is not None and not key["in_ring"]:
+            yield Error(
+                f"{NAME}['KEYS'] lacks key {key['key_id']}, and {refs:,} ref(s) in DATABASES['{alias}'] that are not "
+                f"erased are sealed under it: {key['live']:,} in use, {key['retired']:,} to be erased, "
+                f"{key['candidate']:,} reserved.",
+                hint="Put the key back, behind the others. `manage.py reencrypt_secrets` moves what it holds to the "
+                "first one; then it can go.",
+                id="kfs_credentials.E011",
+            )
 
 
 def _old_server(alias: str) -> Iterator[CheckMessage]:

@@ -171,6 +171,7 @@ class Cleanup:
         space: uuid.UUID | None = None,
     ) -> None:
         self.using = using
+        self.worker = worker
         self.tenant = tenant
         self.space = space
         self.leases = Leases(using, self.refs, worker=worker, seconds=lease)
@@ -375,7 +376,7 @@ class Cleanup:
         erasure.erasing = [item for item, address in group if address is not None]
         addresses = [address for _, address in group if address is not None]
         if addresses:
-            watch = advance(self.using, waiting[0], worker=self.leases.worker)
+            watch = advance(self.using, waiting[0], worker=self.worker)
             erasure.watches.append(watch)
             store = secret_stores[waiting[0]]
             erasure.call = store.start_delete_many(addresses, guard=erasure.lease.check, look=watch.look)

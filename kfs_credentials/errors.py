@@ -260,3 +260,20 @@ class WorkersPaused(KfsCredentialsError):
 
 class ImproperlyPrepared(KfsCredentialsError):
     """The database or the settings do not allow this command to work; the message says what to do."""
+
+
+class KeyClosed(ImproperlyPrepared):
+    """`reencrypt_secrets` has moved everything away from this key, and nothing comes into use under it any more.
+
+    The process has an old key ring. Doing it again in this process changes nothing.
+    """
+
+    code = "SOURCE_SECRET_KEY_CLOSED"
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(
+            f"Key {key_id} is closed: `manage.py reencrypt_secrets` moves all secrets to another one, and nothing "
+            "comes into use under this one any more. Put the new key first in this process's KFS_CREDENTIALS['KEYS'], "
+            "and restart it."
+        )
+        self.key_id = key_id

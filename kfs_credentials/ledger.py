@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
-from kfs_credentials import sql
+from kfs_credentials import keys, sql
 from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import Scope, new_ref, validate_ref
 from kfs_credentials.errors import (
@@ -195,17 +195,20 @@ def point(
     expected_version: int | None = None,
     from_ref: str | None = None,
     scrub: bool = True,
+    receipt: Receipt | None = None,
 ) -> None:
     """Let a source name `ref` (reserved by `operation`), or none, and retire what it named before.
 
     Inside the caller's transaction. `expected_version`: the only version that will do, if any. `from_ref`: the only
-    ref that the source may name now, if any. `scrub`: remove what lies in clear, in the same moment. Repeating what
-    was committed before changes nothing.
+    ref that the source may name now, if any. `scrub`: remove what lies in clear, in the same moment. `receipt`: of the
+    put; it is noted, and its key must not be closed. Repeating what was committed before changes nothing.
 
     Locks, all NOWAIT: the ledger rows of both refs, in id order, then the source. Raises `SourceNotFound`,
-    `BeingDeleted`, `VersionConflict`, `OperationOver`, `MutationFailed` if a trigger keeps the source as it is, and
-    `Moved` if the source names another ref meanwhile.
+    `BeingDeleted`, `VersionConflict`, `OperationOver`, `MutationFailed` if a trigger keeps the source as it is,
+    `KeyClosed`, and `Moved` if the source names another ref meanwhile. With a receipt it holds the keys: see `keys`.
     """
+    if receipt is not None:
+        keys.hold(using)
     # Without a lock first: the ledger's rows come before the source's, and which rows these are, the source says.
     seen = sql.query(using, "services/find", tenant=tenant, source=source)
     if not seen:
@@ -236,12 +239,16 @@ def point(
         return
     if expected_version is not None and version != expected_version:
         raise VersionConflict(expected_version, version)
+    if receipt is not None:
+        keys.refuse_closed(using, receipt.key_id)
     pointed = sql.query(using, "services/point_source", source=source, ref=ref, scrub=scrub)
     if not pointed:
         raise MutationFailed("a trigger of the database left the source as it was")
     ((version,),) = pointed
     if ref is not None:
         ledger(using).filter(credential_ref=ref).activate(version)
+        if receipt is not None:
+            note_receipt(using, ref, receipt)
     if named is not None:
         _retire(using, named, tenant=tenant, space=space, source=source)
     let_go(using, waiting)

@@ -33,6 +33,7 @@ from kfs_credentials.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
+from kfs_credentials.keys import refuse_closed
 from kfs_credentials.ledger import Moved, Operation, check_admission, note_claim, point, reserve
 from kfs_credentials.models import Attention, Purpose, RefError, RefState, SecretObject, Source
 from kfs_credentials.models.ledger import LedgerQuerySet
@@ -100,7 +101,7 @@ class Repairs:
         A ref that was never claimed for erasure is active again, and a newer one of the same source that it displaced
         is kept until a person chooses. One that was claimed never is: the source gets a copy under a fresh ref, if the
         object can still be read. One that the ledger does not know is registered, if it can be read. Locks ledger rows
-        and the source, NOWAIT. Raises what concerns the store as a whole.
+        and the source, NOWAIT. Raises what concerns the store as a whole, and `KeyClosed`.
         """
         found = sql.query(self.using, "cleanup/named", ref=ref)
         if not found:
@@ -201,9 +202,10 @@ class Repairs:
         copy = Operation(Purpose.ROTATE, named.tenant, named.space, named.source)
         plaintext = Plaintext.of(credentials)
         with short_transaction(self.using):
+            refuse_closed(self.using)
             reserve(self.using, copy, store=store.alias, size=plaintext.size)
         try:
-            store.put(named.scope, copy.ref, plaintext, look=watch.look)
+            receipt = store.put(named.scope, copy.ref, plaintext, look=watch.look)
         except CredentialsTooLarge:
             return self._report(named, Repair.UNREADABLE)
         with short_transaction(self.using):
@@ -217,6 +219,7 @@ class Repairs:
                 ref=copy.ref,
                 from_ref=named.ref,
                 scrub=False,
+                receipt=receipt,
             )
             self._keep(displaced)
             watch.end()

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections, router
@@ -26,7 +27,7 @@ from django.db.models import ProtectedError, RestrictedError
 from django.db.transaction import TransactionManagementError
 from psycopg.errors import LockNotAvailable
 
-from kfs_credentials import sql
+from kfs_credentials import keys, sql
 from kfs_credentials.arguments import (
     Id,
     Validator,
@@ -39,7 +40,7 @@ from kfs_credentials.arguments import (
 )
 from kfs_credentials.batch import Legacy
 from kfs_credentials.binding import Watch, check_bound, ensure_bound
-from kfs_credentials.conf import NAME, settings
+from kfs_credentials.conf import NAME, key_ring, settings
 from kfs_credentials.crypto import Credentials, Plaintext, Scope, sensitive
 from kfs_credentials.errors import (
     BeingDeleted,
@@ -118,8 +119,8 @@ def create_source(
 
     Raises `InvalidCredentials`, `CredentialsTooLarge`, `InvalidMetadata`, `InvalidOperation`, `CredentialsRejected` (by
     `validate`) before anything is written; `SpaceNotFound`, `BeingDeleted`, `SourceExists`, `OperationOver`,
-    `SourceBusy`, `MutationFailed`; what the store raises; `ImproperlyPrepared` inside a transaction; a database error
-    if the database is out of reach.
+    `SourceBusy`, `MutationFailed`; what the store raises; `ImproperlyPrepared` inside a transaction; `KeyClosed` if
+    this process has an old key ring; a database error if the database is out of reach.
 
     Locks the space FOR KEY SHARE for two short transactions, and the ref's ledger row for the second; both NOWAIT.
     """
@@ -218,7 +219,8 @@ def rotate_credentials(
     Raises `SourceNotFound`, `BeingDeleted`, `VersionConflict`, `InvalidCredentials`, `CredentialsTooLarge`,
     `CredentialsRejected` (by `validate`), `InvalidOperation` before anything is written; the first
     three, `OperationOver`, `SourceBusy` and `MutationFailed` later too; what the store raises; `ImproperlyPrepared`
-    inside a transaction; a database error if the database is out of reach.
+    inside a transaction; `KeyClosed` if this process has an old key ring; a database error if the database is out of
+    reach.
 
     Locks the ledger rows of both refs, then the source, all NOWAIT, for one short transaction.
     """
@@ -240,9 +242,15 @@ def rotate_credentials(
 
     def activate() -> None:
         with short_transaction(using):
-            point(using, tenant=tenant, source=source, operation=new, ref=put.ref, expected_version=expected_version)
-            if put.receipt is not None:
-                note_receipt(using, put.ref, put.receipt)
+            point(
+                using,
+                tenant=tenant,
+                source=source,
+                operation=new,
+                ref=put.ref,
+                expected_version=expected_version,
+                receipt=put.receipt,
+            )
             put.watch.end()
 
     _repeated(using, activate)
@@ -388,11 +396,26 @@ def _reserve_and_put(using: str, operation: Operation, plaintext: Plaintext) -> 
             if operation.purpose is Purpose.CREATE:
                 lock_space(using, operation.tenant, operation.space)
             check_admission(using, operation.space, operation.source)
-            return reserve(using, operation, store=store.alias, size=plaintext.size)
+            reserved = reserve(using, operation, store=store.alias, size=plaintext.size)
+            if reserved.state != RefState.ACTIVE:
+                keys.refuse_closed(using)
+            return reserved
 
     ref, state = _repeated(using, commit)
     receipt = None if state == RefState.ACTIVE else store.put(scope, ref, plaintext, look=watch.look)
+    is_foreign = receipt is not None and receipt.key_id != key_ring().primary.id
+    if receipt is not None and is_foreign and receipt.key_id in _repeated(using, lambda: keys.closed(using)):
+        # An earlier call with the same id, by a process with an old key ring, has put it there.
+        receipt = store.replace(scope, ref, look=watch.look)
+        _repeated(using, partial(_note, using, ref, receipt))
     return _Put(ref, store.alias, receipt, watch)
+
+
+def _note(using: str, ref: str, receipt: Receipt) -> None:
+    """Note that an object is under another key from here on, whoever activates it."""
+    with short_transaction(using):
+        list(ledger(using).filter(credential_ref=ref).lock(nowait=True).values_list("pk"))
+        note_receipt(using, ref, receipt)
 
 
 @dataclass
@@ -413,8 +436,13 @@ class _Insertion:
     def insert(self) -> None:
         """Do it; again, if need be: what is there already is told apart from another source of the same id."""
         with short_transaction(self.using):
+            receipt = None if self.put is None else self.put.receipt
+            if receipt is not None:
+                keys.hold(self.using)
             if self._is_done():
                 return
+            if receipt is not None:
+                keys.refuse_closed(self.using, receipt.key_id)
             lock_space(self.using, self.tenant, self.values["space"])
             ref = None if self.put is None else self.put.ref
             made = sql.query(self.using, "services/create_source", id=self.source, ref=ref, **self.values)
@@ -425,8 +453,8 @@ class _Insertion:
                 version = self._version_of_the_same(ref)
             if self.put is not None:
                 ledger(self.using).filter(credential_ref=ref).activate(version)
-                if self.put.receipt is not None:
-                    note_receipt(self.using, self.put.ref, self.put.receipt)
+                if receipt is not None:
+                    note_receipt(self.using, self.put.ref, receipt)
                 self.put.watch.end()
 
     def _is_done(self) -> bool:

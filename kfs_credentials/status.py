@@ -11,6 +11,7 @@ from django.db import connections, transaction
 from django.db.models import Count, Exists, F, Min, OuterRef, Q, Value
 from django.db.models.functions import Now
 
+from kfs_credentials.keys import HeldKey, held_keys
 from kfs_credentials.models import (
     AcknowledgedShape,
     Attention,
@@ -61,6 +62,7 @@ class Status:
     acknowledged: dict[str, int]
     pause: dict[str, str] | None
     bindings: dict[str, dict[str, Any]]
+    keys: list[HeldKey]
 
     @property
     def left(self) -> tuple[int, int, int]:
@@ -82,12 +84,20 @@ class Status:
 
     @property
     def ref_findings(self) -> dict[str, int]:
-        """What a person has to look at of refs: `parked`, `displaced`, `dangling`, `unknown_objects`."""
+        """What a person has to look at of refs: `parked`, `displaced`, `dangling`, `unknown_objects`, `keyless`.
+
+        Keyless are those whose key is not in the ring.
+        """
         return {
             "parked": self.ledger["parked"],
             "displaced": self.ledger["displaced"],
             "dangling": self.sources["dangling"],
             "unknown_objects": self.rounds["unknown_objects"] or 0,
+            "keyless": sum(
+                key["live"] + key["retired"] + key["candidate"]
+                for key in self.keys
+                if key["key_id"] is not None and not key["in_ring"]
+            ),
         }
 
     @property
@@ -118,6 +128,9 @@ class Status:
         `failures`: failed jobs by code; `acknowledged`: the unsupported and the too large ones that a person has
         settled. `pause`: who has paused the workers, when and why, None if nobody has. `bindings`: for each store the
         environment and epoch that the database knows, who bound it and when, and whether that came to its end.
+        settled. `keys`: for each key id, None where it is not known, how many refs are under it that are `live`,
+        `retired` (to be erased) and `candidate` (reserved), whether it is in the ring of this process, and the first of
+        it, and whether it is closed.
 
         Sources that are being deleted count in `total`, `legacy` and `referenced` only, and of their jobs only
         those that have succeeded.
@@ -132,6 +145,7 @@ class Status:
             "acknowledged": self.acknowledged,
             "pause": self.pause,
             "bindings": self.bindings,
+            "keys": self.keys,
             "clean": self.clean,
         }
 
@@ -177,6 +191,7 @@ def read_status(using: str, *, tenant: str | None = None, space: uuid.UUID | Non
             },
             pause=_pause(using),
             bindings=_bindings(using),
+            keys=held_keys(using, tenant=tenant, space=space),
         )
 
 
@@ -285,9 +300,9 @@ def _rounds(rows: Selection) -> dict[str, int | None]:
     for name, found, completed_at, now in rounds.values_list("name", "found", "completed_at", "now"):
         if completed_at is not None:
             ages[name] = int((now - completed_at).total_seconds())
-        if name != Round.SWEEP:
+        if name.startswith(Round.PATROL):
             unknown += found
-    patrols = [age for name, age in ages.items() if name != Round.SWEEP]
+    patrols = [age for name, age in ages.items() if name.startswith(Round.PATROL)]
     return {
         # Objects are nobody's that could be told from outside.
         "unknown_objects": unknown if rows.tenant is None and rows.space is None else 0,

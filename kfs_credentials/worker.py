@@ -28,7 +28,6 @@ from kfs_credentials.errors import (
     StoreUnavailable,
     WorkersPaused,
 )
-from kfs_credentials.leases import Leases
 from kfs_credentials.pause import pause_workers, reason_to_pause
 from kfs_credentials.transactions import TRIES, Fault, describe, fault, jittered, pause_before_try
 
@@ -166,7 +165,7 @@ class Steps(Protocol):
     """
 
     using: str
-    leases: Leases
+    worker: str
 
     def renew(self, batch: Any, /) -> None:
         """Extend the lease of a batch; raises `LeaseLost`."""
@@ -219,7 +218,7 @@ class Worker:
         At its start a process finds that out for itself, and refuses. In the middle of a run it may concern all of
         them, and a person has to see to it. Return False if the database cannot be told.
         """
-        by, reason = self._common.leases.worker, reason_to_pause(denied)
+        by, reason = self._common.worker, reason_to_pause(denied)
         paused = self._in_database(lambda: [pause_workers(self.using, by=by, reason=reason)])
         return paused is not None
 

@@ -17,3 +17,10 @@ def bind_at_once(using: str, store: SecretStore) -> None:
     assert half is not None
     assert store.create_probe(half.probe)
     Binding.objects.using(using).filter(pk=store.alias).confirm()
+
+
+def seal_anew(using: str, store: SecretStore) -> None:
+    """Seal the probe under the first key of the ring as it is now."""
+    half = known(using, store.alias)
+    assert half is not None
+    store.replace_probe(half.probe)

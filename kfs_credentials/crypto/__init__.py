@@ -22,6 +22,7 @@ from .envelope import (
     envelope_key_id,
     seal,
     unseal,
+    unseal_and_tell_key,
 )
 from .fingerprints import fingerprint, fingerprint_matches
 from .keys import KeyRing, RootKey, key_id, parse_key
@@ -58,5 +59,6 @@ __all__ = [
     "seal",
     "sensitive",
     "unseal",
+    "unseal_and_tell_key",
     "validate_ref",
 ]

@@ -107,19 +107,31 @@ def unseal(ring: KeyRing, scope: Scope, ref: str, blob: bytes, *, max_bytes: int
     `SecretIntegrityError` with a `reason` of `IntegrityReason`; if its key is not in the ring,
     `UnknownKeyError`.
     """
+    credentials, _ = unseal_and_tell_key(ring, scope, ref, blob, max_bytes=max_bytes)
+    return credentials
+
+
+@sensitive
+def unseal_and_tell_key(
+    ring: KeyRing, scope: Scope, ref: str, blob: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES
+) -> tuple[Credentials, str]:
+    """Return the credentials of an envelope, and the id of the key that it was sealed under.
+
+    An envelope of the Node service names no key: this is the one that opened it. Raises as `unseal` does.
+    """
     validate_ref(ref)
     _check_limit(max_bytes)
     envelope = _Envelope.read(blob)
     if len(envelope.ciphertext) > max_bytes:
         raise SecretIntegrityError(IntegrityReason.TOO_LARGE)
-    plaintext = _decrypt(_keys_for(ring, envelope.key_id), envelope, _associated_data(scope, ref))
+    plaintext, key = _decrypt(_keys_for(ring, envelope.key_id), envelope, _associated_data(scope, ref))
     try:
         credentials = Credentials(cast("dict[str, Any]", parse(plaintext)))  # refuses what is no object
     except InvalidCredentials:
         raise SecretIntegrityError(IntegrityReason.NOT_CREDENTIALS) from None
     if not matches(ring, scope, Plaintext.of(credentials), envelope.fingerprint):
         raise SecretIntegrityError(IntegrityReason.FINGERPRINT)
-    return credentials
+    return credentials, key.id
 
 
 @sensitive
@@ -170,10 +182,10 @@ def _keys_for(ring: KeyRing, key_id: str | None) -> Iterable[RootKey]:
     return [key]
 
 
-def _decrypt(keys: Iterable[RootKey], envelope: _Envelope, associated_data: bytes) -> bytes:
+def _decrypt(keys: Iterable[RootKey], envelope: _Envelope, associated_data: bytes) -> tuple[bytes, RootKey]:
     for key in keys:
         with contextlib.suppress(InvalidTag):
-            return key.aead.decrypt(envelope.iv, envelope.ciphertext + envelope.tag, associated_data)
+            return key.aead.decrypt(envelope.iv, envelope.ciphertext + envelope.tag, associated_data), key
     raise SecretIntegrityError(IntegrityReason.DECRYPTION_FAILED)
 
 

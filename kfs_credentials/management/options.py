@@ -222,6 +222,7 @@ def positive_seconds(text: str) -> float:
 
 SETTINGS: dict[str, tuple[str, Callable[[str], Any], str, str]] = {
     "--batch-size": ("N", positive, "BATCH_SIZE", "how many rows to take at a time"),
+    "--rate": ("N", positive, "RATE_LIMIT", "how many secrets to take a second at most"),
     "--threads": ("N", positive, "STORE_THREADS", "how many threads talk to the store"),
     "--lease": ("SECONDS", positive_seconds, "LEASE", "how long other workers keep off what this one took"),
     "--attempts": ("N", positive, "MAX_ATTEMPTS", "how many attempts before a job has failed"),

@@ -28,6 +28,7 @@ class EventKind(models.TextChoices):
     PAUSED = "paused", _("paused")
     RESUMED = "resumed", _("resumed")
     KEY_CLOSED = "key_closed", _("key closed")
+    KEY_OPENED = "key_opened", _("key opened again")
 
 
 class Event(models.Model):

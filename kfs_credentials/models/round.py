@@ -53,9 +53,11 @@ class RoundQuerySet(models.QuerySet["Round"]):
 
 
 class Round(models.Model):
-    """One kind of round: the sweep, or the patrol of one store. At most one worker at a time makes it."""
+    """One kind of round: the sweep, the patrol of one store, a re-encryption. At most one worker at a time makes it."""
 
     SWEEP = "sweep"
+    PATROL = "patrol:"
+    REENCRYPTION = "re-encryption"
     RELEASED = {"worker_id": None, "lease_token": None, "lease_expires_at": None}
 
     name = models.TextField(_("name"), primary_key=True)
@@ -81,4 +83,4 @@ class Round(models.Model):
     @staticmethod
     def patrol(store: str) -> str:
         """Return the name of the patrol of a store, by its alias."""
-        return f"patrol:{store}"
+        return f"{Round.PATROL}{store}"

@@ -10,12 +10,12 @@ from django.utils.module_loading import import_string
 from kfs_credentials.conf import NAME, settings
 from kfs_credentials.crypto import sensitive
 from kfs_credentials.errors import StoreMisconfigured
-from kfs_credentials.stores.base import Address, Entry, Receipt, SecretStore
+from kfs_credentials.stores.base import Address, Entry, Receipt, Resealed, SecretStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Address", "Entry", "Receipt", "SecretStore", "secret_stores"]
+__all__ = ["Address", "Entry", "Receipt", "Resealed", "SecretStore", "secret_stores"]
 
 
 class SecretStores:

@@ -12,7 +12,7 @@ import time
 import traceback
 import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -70,6 +70,8 @@ class Probe:
     system_identifier: str
     database_oid: int
     epoch: int
+    key_id: str | None = field(default=None, compare=False)
+    """The key that opened it, where it was read."""
 
 
 Sighting: TypeAlias = Probe | SecretIntegrityError | None
@@ -84,6 +86,13 @@ class Beside(NamedTuple):
 
     name: str
     look: Callable[[bytes | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Resealed(Receipt):
+    """What the store holds after a replacement. `rewritten`: False if it was under the first key already."""
+
+    rewritten: bool
 
 
 class Deadline:
@@ -202,6 +211,17 @@ class SecretStore(ABC):
         (outcome,) = self.delete_many([Address(scope, ref)])
         return _unwrap(outcome)
 
+    def replace(self, scope: Scope, ref: str, *, look: Look | None = None) -> Resealed:
+        """Seal what lies under `ref` anew, under the first key of the ring, durably; return its receipt.
+
+        The plaintext stays the same. What is under that key already is left as it is, and made durable. Where an
+        object is erased at the same moment, it may come back by this: look at its ledger row again afterwards.
+        Raises `InvalidRef`, `SecretNotFound`, `SecretIntegrityError`, `SecretStoreError` itself if somebody else
+        writes there at the same time, `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`.
+        """
+        (outcome,) = self.start_replace_many([Address(scope, ref)], look=look).result()
+        return _unwrap(outcome)
+
     def put_many(self, entries: Sequence[Entry]) -> Outcomes[Receipt]:
         """Put a batch, durable as a group; return a receipt or what `put` would raise for each, in order.
 
@@ -229,6 +249,20 @@ class SecretStore(ABC):
         """
         deadline = Deadline(settings.STORE_TIMEOUT)
         return Call(partial(_batch, partial(self._get_many, deadline=deadline), addresses), deadline).result()
+
+    def replace_many(self, addresses: Sequence[Address]) -> Outcomes[Resealed]:
+        """Replace a batch, durable as a group; return a receipt or what `replace` would raise for each, in order.
+
+        Raises what concerns the store as a whole, as `put_many` does.
+        """
+        return self.start_replace_many(addresses).result()
+
+    def start_replace_many(
+        self, addresses: Sequence[Address], *, guard: Callable[[], None] | None = None, look: Look | None = None
+    ) -> Call[Outcomes[Resealed]]:
+        """Start `replace_many` and return at once. `guard`, `look`: as for `start_put_many`."""
+        deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
+        return Call(partial(_batch, partial(self._replace_many, deadline=deadline), addresses), deadline)
 
     def delete_many(self, addresses: Sequence[Address]) -> Outcomes[bool]:
         """Erase a batch; return for each whether it was there, or what `delete` would raise, in order.
@@ -293,6 +327,10 @@ class SecretStore(ABC):
     @abstractmethod
     def _get_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Credentials]:
         """Get each."""
+
+    @abstractmethod
+    def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
+        """Seal each anew; call `deadline.check` right before each becomes visible, and `deadline.look`."""
 
     @abstractmethod
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:

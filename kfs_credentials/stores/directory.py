@@ -66,6 +66,15 @@ class Directory:
         with open(fd, "rb") as file:  # noqa: PTH123 - it is open already
             return file.read()
 
+    def holds(self, name: str, content: bytes) -> bool:
+        """Return whether a file of this name is there and has exactly this content."""
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
+        except FileNotFoundError:
+            return False
+        with os.fdopen(fd, "rb") as file:
+            return file.read(len(content) + 1) == content
+
     def write(self, name: str, content: bytes) -> UnlinkedFile:
         """Write a file that is to have this name, and does not have it yet."""
         return UnlinkedFile(self, name, content)
@@ -160,25 +169,40 @@ class UnlinkedFile:
         """Make the content durable."""
         os.fsync(self.fd)
 
-    def replace(self, check: Callable[[], None]) -> None:
-        """Give the file its name, whatever has it. `check` is called right before.
-
-        By way of a second name, which each writer takes away from the one before: who was frozen in between finds it
-        gone, or moves the newer writer's file, which is complete, in its own stead.
-        """
-        replacement = self.name + REPLACEMENT
-        self.directory.unlink(replacement)
-        if not self._link(replacement):
-            raise StoreUnavailable(TAKEN_OVER)
-        check()
-        try:
-            os.rename(replacement, self.name, src_dir_fd=self.directory.fd, dst_dir_fd=self.directory.fd)
-        except FileNotFoundError:
-            raise StoreUnavailable(TAKEN_OVER) from None
-
     def link(self) -> bool:
         """Give the file its name; return False if the name is taken."""
         return self._link(self.name)
+
+    def replace(self, old: bytes, check: Callable[[], None]) -> bool:
+        """Give the file its name in place of the one that has it; return False unless that one's content is `old`.
+
+        `check` is called right before. By way of a second name, which each writer takes away from the one before, and
+        an erasure from all of them: who was frozen in between finds it gone, or moves another writer's file, which is
+        whole, in its own stead. Then this is False, too.
+        """
+        replacement = self.name + REPLACEMENT
+        self.directory.unlink(replacement)
+        try:
+            if not self._link(replacement):
+                return False
+        except StoreUnavailable:
+            return False  # another writer has taken its temporary name away
+        renamed = False
+        try:
+            check()
+            if self.directory.holds(self.name, old):
+                os.rename(replacement, self.name, src_dir_fd=self.directory.fd, dst_dir_fd=self.directory.fd)
+                renamed = True
+        except FileNotFoundError:
+            return False
+        finally:
+            if not renamed:
+                self.directory.unlink(replacement)
+        try:
+            found = os.stat(self.name, dir_fd=self.directory.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False  # erased since
+        return renamed and os.path.samestat(found, os.fstat(self.fd))
 
     def _link(self, name: str) -> bool:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import re
 import uuid
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import InvalidStorageError, Storage, StorageHandler, storages
@@ -22,15 +22,16 @@ from kfs_credentials.crypto import (
     KeyRing,
     Plaintext,
     Scope,
-    envelope_key_id,
     new_ref,
     object_name,
     seal,
     sensitive,
     unseal,
+    unseal_and_tell_key,
 )
 from kfs_credentials.errors import (
     CredentialsTooLarge,
+    KfsCredentialsError,
     SecretConflict,
     SecretIntegrityError,
     SecretNotFound,
@@ -47,6 +48,7 @@ from kfs_credentials.stores.base import (
     Outcomes,
     Probe,
     Receipt,
+    Resealed,
     SecretStore,
     Sighting,
 )
@@ -83,8 +85,17 @@ class CreateOnceStorage(Protocol):
         file and after the last, through the same handle.
         """
 
-    def replace(self, name: str, content: bytes, *, check: Callable[[], None] = ...) -> None:
-        """Give a file this content, durably and all at once, whether or not it was there."""
+    def replace_many(
+        self,
+        files: Sequence[tuple[str, bytes, bytes]],
+        *,
+        check: Callable[[], None] = ...,
+        beside: Beside | None = ...,
+    ) -> list[bool]:
+        """Replace files (name, content as it was read, new content), durable as a group.
+
+        False for each that is not there any more, or not with that content. `check`, `beside`: as for `create_many`.
+        """
 
     def read(self, name: str) -> bytes:
         """Return the content; raises `SecretNotFound`, `SecretIntegrityError` if it is no file."""
@@ -97,6 +108,14 @@ class CreateOnceStorage(Protocol):
 
     def names(self, directory: str) -> Iterator[str]:
         """Yield the names of the files in `directory`, without it, in any order, and some perhaps twice."""
+
+
+class _Reseal(NamedTuple):
+    """An object as it was read, as it is to be, and the receipt once it is."""
+
+    old: bytes
+    new: bytes
+    receipt: Resealed
 
 
 class EncryptedStore(SecretStore):
@@ -147,11 +166,12 @@ class EncryptedStore(SecretStore):
         try:
             blob = self.storage.read(self._name(entry))
             # Whatever its size: a limit that was lowered does not make it another secret.
-            there = Plaintext.of(unseal(ring, entry.scope, entry.ref, blob, max_bytes=max(1, len(blob))))
+            credentials, key_id = unseal_and_tell_key(ring, entry.scope, entry.ref, blob, max_bytes=max(1, len(blob)))
+            there = Plaintext.of(credentials)
         except SecretIntegrityError as error:
             return error
         if there.exact == entry.plaintext.exact:
-            return Receipt(envelope_key_id(blob), there.size)
+            return Receipt(key_id, there.size)
         return SecretConflict(rounding_only=there.rounded == entry.plaintext.rounded)
 
     def _get_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Credentials]:
@@ -167,6 +187,58 @@ class EncryptedStore(SecretStore):
                 return error
 
         return on_threads(get, addresses)
+
+    @sensitive
+    def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
+        ring = key_ring()
+        outcomes = self._replaced(ring, addresses, deadline)
+        # Somebody else has written, or erased, since it was read: what is there now counts, once.
+        again = [place for place, outcome in enumerate(outcomes) if outcome is None]
+        second = self._replaced(ring, [addresses[place] for place in again], deadline)
+        for place, outcome in zip(again, second, strict=True):
+            outcomes[place] = outcome or SecretStoreError("another process is writing this secret at the same time")
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    @sensitive
+    def _replaced(
+        self, ring: KeyRing, addresses: Sequence[Address], deadline: Deadline
+    ) -> list[Resealed | KfsCredentialsError | None]:
+        """Seal each anew that is not under the first key; None for what changed since it was read."""
+
+        @sensitive
+        def reseal(address: Address) -> Resealed | KfsCredentialsError | _Reseal:
+            deadline.check()
+            try:
+                old = self.storage.read(self._name(address))
+                limit = max(1, len(old))  # whatever its size: it is in the store already
+                there, key_id = unseal_and_tell_key(ring, address.scope, address.ref, old, max_bytes=limit)
+            except (SecretNotFound, SecretIntegrityError) as error:
+                return error
+            plaintext = Plaintext.of(there)
+            if key_id == ring.primary.id:
+                return Resealed(key_id, plaintext.size, rewritten=False)
+            new = seal(ring, address.scope, address.ref, plaintext, max_bytes=max(1, plaintext.size))
+            return _Reseal(old, new, Resealed(ring.primary.id, plaintext.size, rewritten=True))
+
+        found = on_threads(reseal, addresses) if addresses else []
+        outcomes: list[Resealed | KfsCredentialsError | None] = [
+            None if isinstance(outcome, _Reseal) else outcome for outcome in found
+        ]
+        files = {place: outcome for place, outcome in enumerate(found) if isinstance(outcome, _Reseal)}
+        named = [(self._name(addresses[place]), file.old, file.new) for place, file in files.items()]
+        beside = self._beside(deadline.look)
+        replaced = self.storage.replace_many(named, check=deadline.check, beside=beside)
+        for (place, file), is_replaced in zip(files.items(), replaced, strict=True):
+            if is_replaced:
+                outcomes[place] = file.receipt
+        # Whoever replaced these may have died before they were durable, and the old bytes could come back.
+        whole = [place for place, outcome in enumerate(found) if isinstance(outcome, Resealed)]
+        try:
+            self.storage.sync([self._name(addresses[place]) for place in whole])
+        except SecretNotFound:
+            for place in whole:
+                outcomes[place] = None
+        return outcomes
 
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
         deadline.check()
@@ -184,7 +256,14 @@ class EncryptedStore(SecretStore):
         return created
 
     def _replace_probe(self, probe: Probe, *, deadline: Deadline) -> None:
-        self.storage.replace(self._probe_name, _sealed(probe), check=deadline.check)
+        try:
+            old = self.storage.read(self._probe_name)
+        except SecretNotFound:
+            (written,) = self.storage.create_many([(self._probe_name, _sealed(probe))], check=deadline.check)
+        else:
+            (written,) = self.storage.replace_many([(self._probe_name, old, _sealed(probe))], check=deadline.check)
+        if not written:
+            raise StoreUnavailable("another process wrote the probe of the secret store at the same time")
 
     @property
     def _probe_name(self) -> str:
@@ -227,10 +306,15 @@ def _sealed(probe: Probe) -> bytes:
 
 
 def _opened(blob: bytes) -> Probe | SecretIntegrityError:
+    ring = key_ring()
     try:
-        members = unseal(key_ring(), PROBE_SCOPE, PROBE_REF, blob)
+        members, key_id = unseal_and_tell_key(ring, PROBE_SCOPE, PROBE_REF, blob)
         return Probe(
-            uuid.UUID(members["environment"]), str(members["system"]), int(members["database"]), int(members["epoch"])
+            uuid.UUID(members["environment"]),
+            str(members["system"]),
+            int(members["database"]),
+            int(members["epoch"]),
+            key_id,
         )
     except SecretIntegrityError as error:
         return error

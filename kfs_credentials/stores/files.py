@@ -2,7 +2,8 @@
 
 Django's own FileSystemStorage does not sync, writes in place and renames on a clash. Removing a plaintext
 from the database must never be more durable than the secret that replaces it, so here a file is complete and
-synced before it has its name, and the name is synced before anybody hears of it.
+synced before it has its name, and the name is synced before anybody hears of it. A file is replaced in one step too:
+whoever reads finds the old content or the new one, whole.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _reason(error: OSError) -> str:
 
 
 class DurableFileStorage(FileSystemStorage):
-    """Files of mode 0600 below `location`, in directories of mode 0700, created once and never replaced.
+    """Files of mode 0600 below `location`, in directories of mode 0700, created once; replaced by `replace_many` only.
 
     `location` (an absolute path) has to exist: a directory that is missing is more likely a volume that is
     not mounted than one that nobody has made yet, and secrets must not land below an empty mount point.
@@ -175,18 +176,38 @@ class DurableFileStorage(FileSystemStorage):
         return created
 
     @translated
-    def replace(self, name: str, content: bytes, *, check: Callable[[], None] = lambda: None) -> None:
-        """Give a file this content, durably and all at once, whether or not it was there.
+    def replace_many(
+        self,
+        files: Sequence[tuple[str, bytes, bytes]],
+        *,
+        check: Callable[[], None] = lambda: None,
+        beside: Beside | None = None,
+    ) -> list[bool]:
+        """Replace the content of files, durably as a group; return for each whether that was done.
 
-        `check` is called right before it becomes visible. A process that was frozen since then is told: the file's
-        temporary name is whoever's came last, and only that one becomes visible. Raises `StoreUnavailable`,
-        `StoreDenied`, `StoreMisconfigured`, and what `check` raises.
+        It is not done where the file is not there any more, or its content is not what the caller has read: what was
+        erased stays erased, and of several writers at a time one wins.
+
+        `files`: name, content as it was read, new content. `check`, `beside`: as for `create_many`. Raises
+        `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, and what `check` and `beside` raise.
         """
-        path, base = os.path.split(self.path(name))
-        with self._made_directory(path) as directory, directory.write(base, content) as file:
-            file.sync()
-            file.replace(check)
-            directory.sync()
+        replaced = [False] * len(files)
+        for path, places in self._by_directory([name for name, *_ in files]).items():
+            try:
+                directory = self._durable_directory(path)
+            except FileNotFoundError:
+                self._check_location()
+                if beside is not None:
+                    beside.look(None)
+                continue  # nothing is in it any more
+            with directory:
+                _look(directory, beside)
+                for start in range(0, len(places), GROUP):
+                    group = [(place, name, *files[place][1:]) for place, name in places[start : start + GROUP]]
+                    for place in _replace_group(directory, group, check):
+                        replaced[place] = True
+                _look(directory, beside)
+        return replaced
 
     @translated
     def read(self, name: str) -> bytes:
@@ -363,3 +384,25 @@ def _create_group(
         if new:
             directory.sync()
     return new
+
+
+def _replace_group(
+    directory: Directory, files: Sequence[tuple[int, str, bytes, bytes]], check: Callable[[], None]
+) -> list[int]:
+    """Write all, sync all, rename all over the old ones, sync the directory; return the places of those replaced.
+
+    `files`: place, name, content as it was read, new content.
+    """
+    with ExitStack() as stack:
+        written: dict[str, tuple[int, bytes, UnlinkedFile]] = {}
+        for place, name, old, content in files:
+            if name not in written and directory.holds(name, old):
+                written[name] = place, old, stack.enter_context(directory.write(name, content))
+        on_threads(UnlinkedFile.sync, [file for *_, file in written.values()])
+        replaced = []
+        for place, old, file in written.values():
+            if file.replace(old, check):
+                replaced.append(place)
+        if replaced:
+            directory.sync()
+    return replaced

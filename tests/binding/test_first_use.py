@@ -12,11 +12,13 @@ from django.db import connections
 
 from kfs_credentials import binding
 from kfs_credentials.binding import check_bindable, ensure_bound, known
+from kfs_credentials.conf import key_ring
+from kfs_credentials.crypto import seal
 from kfs_credentials.errors import BindingBroken, BindingProblem
 from kfs_credentials.models import Binding, Event
 from kfs_credentials.services import create_source
 from kfs_credentials.stores.base import Probe
-from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.stores.encrypted import PROBE_NAME, PROBE_REF, PROBE_SCOPE, EncryptedStore
 from tests.cleanup.rows import add_secret
 from tests.factories import SpaceFactory
 
@@ -119,7 +121,8 @@ def test_a_probe_of_a_later_version_is_nobodys(store: EncryptedStore, monkeypatc
     ensure_bound("default", "default")
     members = {"environment": "none"}
     blob = binding_blob(members)
-    store.storage.replace(store.prefix + "kfs-credentials-binding", blob)
+    name = store.prefix + PROBE_NAME
+    assert store.storage.replace_many([(name, store.storage.read(name), blob)]) == [True]
     with pytest.raises(BindingBroken) as caught:
         binding.check_bound("default", "default")
     assert caught.value.problem is BindingProblem.UNREADABLE
@@ -127,8 +130,4 @@ def test_a_probe_of_a_later_version_is_nobodys(store: EncryptedStore, monkeypatc
 
 def binding_blob(members: dict[str, Any]) -> bytes:
     """Seal what is no probe as one."""
-    from kfs_credentials.conf import key_ring
-    from kfs_credentials.crypto import seal
-    from kfs_credentials.stores.encrypted import PROBE_REF, PROBE_SCOPE
-
     return seal(key_ring(), PROBE_SCOPE, PROBE_REF, members)

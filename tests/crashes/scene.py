@@ -60,7 +60,7 @@ class Scene(Database):
         self._gates = directory / "gates"
         self._gates.mkdir()
         stored: Any = django_settings.KFS_CREDENTIALS
-        self._keys = [key.hex() for key in stored["KEYS"]]
+        self.keys = [key.hex() for key in stored["KEYS"]]
         self._storage = stored["STORES"]["default"]["OPTIONS"]["storage"]
         self.secrets = Path(self._storage["OPTIONS"]["location"])
 
@@ -71,6 +71,10 @@ class Scene(Database):
     def start_cleanup(self, *arguments: str, **settings: Any) -> Worker:
         """Start a worker: `run_secret_cleanup`."""
         return self._start(MANAGE, ["run_secret_cleanup", *arguments], settings)
+
+    def start_reencryption(self, *arguments: str, **settings: Any) -> Worker:
+        """Start a run of `reencrypt_secrets`."""
+        return self._start(MANAGE, ["reencrypt_secrets", *arguments], settings)
 
     def start_application(self, *calls: Call, **settings: Any) -> Worker:
         """Start a process that calls the services, one after the other; see `application.py`."""
@@ -88,7 +92,7 @@ class Scene(Database):
             function=function,
             output=output,
             database={**self.database, "OPTIONS": {"application_name": name}},
-            settings={**self.settings, "KEYS": self._keys, "STORES": stores, **settings},
+            settings={**self.settings, "KEYS": self.keys, "STORES": stores, **settings},
         )
         self.workers.append(worker)
         return worker
@@ -100,7 +104,7 @@ class Scene(Database):
             "DATABASE_URL": database_url(self.database),
             "PGAPPNAME": name,
             "KFS_SECRETS_DIR": str(self.secrets),
-            "KFS_CREDENTIALS_KEYS": ",".join(self._keys),
+            "KFS_CREDENTIALS_KEYS": ",".join(self.keys),
             **{f"KFS_CREDENTIALS_{setting}": str(value) for setting, value in self.settings.items()},
         }
         worker = start_command([command], name=name, output=output, environment=environment)

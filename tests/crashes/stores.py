@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kfs_credentials.stores import Address, Entry, Receipt
+from kfs_credentials.conf import key_ring
+from kfs_credentials.crypto import Credentials, Plaintext, seal
+from kfs_credentials.stores import Address, Entry, Receipt, Resealed
 from kfs_credentials.stores.base import Deadline, Outcomes
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.crashes.gates import pass_gate
@@ -24,6 +26,11 @@ BEFORE_DELETE = "before-delete"
 IN_DELETE = "in-delete"
 """The check is past, the first objects are gone, and the others go, however late."""
 AFTER_DELETE = "after-delete"
+
+BEFORE_REPLACE = "before-replace"
+IN_REPLACE = "in-replace"
+"""Half of a batch is replaced; the other half is sealed, and replaces what is there by then, however late."""
+AFTER_REPLACE = "after-replace"
 
 AFTER_LIST = "after-list"
 
@@ -58,6 +65,29 @@ class GatedStore(EncryptedStore):
         # Without another look at the deadline, as the store itself goes on.
         outcomes += self.storage.remove_many([self._name(address) for address in addresses[gone:]])
         pass_gate(self.gates, AFTER_DELETE)
+        return outcomes
+
+    def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
+        pass_gate(self.gates, BEFORE_REPLACE)
+        half = len(addresses) // 2
+        outcomes = super()._replace_many(addresses[:half], deadline=deadline) if half else []
+        # The others without another look: so does a store that cannot make its writes conditional.
+        found = self._get_many(addresses[half:], deadline=Deadline(deadline.seconds))
+        files = [
+            (self._name(address), seal(key_ring(), address.scope, address.ref, secret))
+            for address, secret in zip(addresses[half:], found, strict=True)
+            if isinstance(secret, Credentials)
+        ]
+        deadline.check()
+        pass_gate(self.gates, IN_REPLACE)
+        self.storage.remove_many([name for name, _ in files])
+        self.storage.create_many(files)
+        key_id = key_ring().primary.id
+        outcomes += [
+            Resealed(key_id, Plaintext.of(one).size, rewritten=True) if isinstance(one, Credentials) else one
+            for one in found
+        ]
+        pass_gate(self.gates, AFTER_REPLACE)
         return outcomes
 
     def _list(self, after: str) -> Sequence[str]:

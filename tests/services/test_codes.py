@@ -37,6 +37,7 @@ CODES: dict[type[KfsCredentialsError], str] = {
     errors.ServiceError: "SOURCE_CREDENTIAL_MUTATION_FAILED",
     errors.MutationFailed: "SOURCE_CREDENTIAL_MUTATION_FAILED",
     errors.OperationOver: "SOURCE_CREDENTIAL_MUTATION_FAILED",
+    errors.KeyClosed: "SOURCE_SECRET_KEY_CLOSED",
 }
 
 

@@ -27,6 +27,7 @@ from kfs_credentials.errors import (
 )
 from kfs_credentials.stores import Address, Entry, Receipt, SecretStore, secret_stores
 from tests.stores.contract_processes import ProcessesContract
+from tests.stores.contract_replace import ReplaceContract
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +86,7 @@ def entry(ref: str, value: dict[str, Any] = VALUE, scope: Scope = SCOPE) -> Entr
     return Entry(scope, ref, Plaintext.of(value))
 
 
-class SecretStoreContract(ProcessesContract):
+class SecretStoreContract(ProcessesContract, ReplaceContract):
     """The contract. `KFS_CREDENTIALS['STORES']['default']` has to be the store, empty."""
 
     @pytest.fixture
@@ -285,7 +286,7 @@ class SecretStoreContract(ProcessesContract):
         self, store: SecretStore, backdoor: Backdoor, ref: str
     ) -> None:
         backdoor.take_away()
-        for call in (store.get, store.delete, lambda scope, ref: store.put(scope, ref, VALUE)):
+        for call in (store.get, store.delete, store.replace, lambda scope, ref: store.put(scope, ref, VALUE)):
             with pytest.raises(InvalidRef, match="A ref is 'source-secret:v1:' and a version 4 UUID in lower case"):
                 call(SCOPE, ref)
 
@@ -308,6 +309,7 @@ class SecretStoreContract(ProcessesContract):
             lambda: store.get(SCOPE, ref),
             lambda: store.put(SCOPE, ref, VALUE),
             lambda: store.delete(SCOPE, ref),
+            lambda: store.replace(SCOPE, ref),
             lambda: list(store.list()),
             store.check,
         ]
@@ -364,7 +366,7 @@ class SecretStoreContract(ProcessesContract):
 
     def test_an_empty_batch_is_nothing(self, store: SecretStore, backdoor: Backdoor) -> None:
         backdoor.take_away()
-        assert store.put_many([]) == store.get_many([]) == store.delete_many([]) == []
+        assert store.put_many([]) == store.get_many([]) == store.delete_many([]) == store.replace_many([]) == []
 
     # List.
 

@@ -144,6 +144,19 @@ def put_and_die(line: int, scope: Scope, ref: str, value: dict[str, Any]) -> Sai
     return said(put_with_guard, lambda: None, scope, ref, value)
 
 
+def count_replacing_lines(scope: Scope, ref: str) -> int:
+    """Replace; return how many lines of the stores' code ran."""
+    lines = at_line(0, lambda: None)
+    secret_stores["default"].replace(scope, ref)
+    return len(lines)
+
+
+def replace_and_die(line: int, scope: Scope, ref: str) -> Said:
+    """Replace, and be killed before the given line of the stores' code."""
+    at_line(line, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    return said(secret_stores["default"].replace, scope, ref)
+
+
 def put_and_pause(pipe: Connection, line: int, scope: Scope, ref: str, value: dict[str, Any]) -> Said:
     """Put, say so before the given line of the stores' code (0: when the guard is called), and wait for an answer.
 

@@ -91,7 +91,7 @@ class HangingStorage(DurableFileStorage):
         self.released.wait()
         raise StoreUnavailable("too late")
 
-    check = create_many = read = remove_many = names = _hang
+    check = create_many = replace_many = read = remove_many = names = _hang
 
 
 @pytest.fixture
@@ -115,6 +115,7 @@ CALLS: dict[str, Callable[[str], object]] = {
     "get": lambda ref: secret_stores["default"].get(SCOPE, ref),
     "get_many": lambda ref: secret_stores["default"].get_many([Address(SCOPE, ref), Address(SCOPE, ref)]),
     "delete": lambda ref: secret_stores["default"].delete(SCOPE, ref),
+    "replace": lambda ref: secret_stores["default"].replace(SCOPE, ref),
     "list": lambda _: list(secret_stores["default"].list()),
     "check": lambda _: secret_stores["default"].check(),
 }

@@ -195,7 +195,12 @@ def test_the_first_key_encrypts_and_all_decrypt(
         store.put(SCOPE, ref, VALUE)
 
 
-def test_an_object_of_the_original_is_read_and_has_no_key_id(store: EncryptedStore, secrets_directory: Path) -> None:
+def test_an_object_of_the_original_is_read_and_its_receipt_names_the_key_that_opened_it(
+    store: EncryptedStore, secrets_directory: Path, kfs_settings: Callable[..., None]
+) -> None:
+    """It names none itself, and a key that is closed has to be noticed."""
+    old, new = bytes(range(32)), bytes(range(1, 33))
+    kfs_settings(KEYS=[old])
     ref = new_ref()
     store.put(SCOPE, ref, VALUE)
     path = secrets_directory / object_name(ref)
@@ -203,8 +208,9 @@ def test_an_object_of_the_original_is_read_and_has_no_key_id(store: EncryptedSto
     del envelope["kid"]
     path.write_text(json.dumps(envelope))
 
+    kfs_settings(KEYS=[new, old])
     assert store.get(SCOPE, ref) == VALUE
-    assert store.put(SCOPE, ref, VALUE) == Receipt(None, len(Plaintext.of(VALUE).exact))
+    assert store.put(SCOPE, ref, VALUE) == Receipt(key_id(old), len(Plaintext.of(VALUE).exact))
 
 
 def test_a_list_of_several_pages_misses_nothing(store: EncryptedStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def raise_foreign(*_: Any, **__: Any) -> Any:
 class FailingStorage(DurableFileStorage):
     """Raises what is foreign to us wherever a store calls it."""
 
-    check = create_many = read = remove_many = names = raise_foreign
+    check = create_many = replace_many = read = remove_many = names = raise_foreign
 
 
 class ChoosyStorage(DurableFileStorage):
@@ -211,6 +211,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "put": lambda: secret_stores["default"].put(SCOPE, new_ref(), SECRET),
     "get": lambda: secret_stores["default"].get(SCOPE, new_ref()),
     "delete": lambda: secret_stores["default"].delete(SCOPE, new_ref()),
+    "replace": lambda: secret_stores["default"].replace(SCOPE, new_ref()),
     "list": lambda: list(secret_stores["default"].list()),
     "check": lambda: secret_stores["default"].check(),  # noqa: PLW0108 - the store is another one by then
 }

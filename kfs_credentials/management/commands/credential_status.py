@@ -17,6 +17,8 @@ from kfs_credentials.status import Status, read_status
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
 
+    from kfs_credentials.keys import HeldKey
+
 GROUPS = {
     "sources": "sources",
     "  by shape": "unsupported",
@@ -55,6 +57,9 @@ MEANINGS = {
     ("acknowledged", "unsupported"): "settled: they count as looked at",
     ("acknowledged", "too_large"): "settled: they count as looked at",
 }
+
+
+KEY_COLUMNS = ("key", "live", "retired", "candidate", "")
 
 
 class Command(WorkCommand):
@@ -108,6 +113,8 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
                 f"store {printable(store)}: bound by {printable(binding['bound_by'])} at {binding['bound_at']}, "
                 f"epoch {binding['epoch']:,}{finished}"
             )
+        if status.keys:
+            self.table([KEY_COLUMNS, *map(_key, status.keys)], right=(1, 2, 3))
 
     def _verdict(self, status: Status) -> str:
         line = self._state(status)
@@ -161,7 +168,24 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
             parts.append(f"{counted(found['displaced'], 'displaced ref')} (the admin can restore or discard them)")
         if found["unknown_objects"]:
             parts.append(f"{counted(found['unknown_objects'], 'object')} in the store that no ledger row accounts for")
+        if found["keyless"]:
+            parts.append(
+                f"{counted(found['keyless'], 'ref')} under keys that are not in KFS_CREDENTIALS['KEYS'] (put these "
+                "back, behind the others)"
+            )
         return "; ".join(parts)
+
+
+def _key(key: HeldKey) -> tuple[str, ...]:
+    what = ["the first: it encrypts"] if key["first"] else []
+    if key["key_id"] is None:
+        what.append("not known: reencrypt_secrets finds out")
+    elif not key["in_ring"]:
+        what.append("not in KFS_CREDENTIALS['KEYS']")
+    if key["closed"]:
+        what.append("closed")
+    counts = [f"{count:,}" for count in (key["live"], key["retired"], key["candidate"])]
+    return (key["key_id"] or "unknown", *counts, ", ".join(what))
 
 
 def exit_code(status: Status) -> Exit:

@@ -1,0 +1,226 @@
+"""The loop around the steps of `reencrypt_secrets`: which step next, and when it is done."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from kfs_credentials.conf import settings
+from kfs_credentials.errors import ImproperlyPrepared, KfsCredentialsError, LeaseLost, StoreUnavailable, WorkersPaused
+from kfs_credentials.models import Source
+from kfs_credentials.reencryption import Batch, Object, Outcome, Page, Reencryption
+from kfs_credentials.worker import LOOK_UP_EVERY, End, Summary, Worker
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MOST_NAMED = 1000
+"""Failures that a summary keeps in mind. All are counted, and logged."""
+
+
+@dataclass
+class ReencryptionSummary(Summary):
+    """How many of each outcome, besides; and of the objects that have to be there, how many there are."""
+
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    """Refs and reasons, the first `MOST_NAMED` of them."""
+    expected: int = 0
+    found: int = 0
+
+
+class ReencryptionWorker(Worker):
+    """Seals everything anew under the first key, once through all refs, or until it is stopped.
+
+    `progress` is called after each batch. `batch_size`: the most objects of one batch.
+    """
+
+    what = "objects"
+
+    def __init__(
+        self,
+        steps: Reencryption,
+        *,
+        batch_size: int,
+        progress: Callable[[ReencryptionSummary], None] = lambda _: None,
+    ) -> None:
+        super().__init__(steps, batch_size=batch_size)
+        self.steps = steps
+        self.progress = progress
+        self.summary: ReencryptionSummary = ReencryptionSummary()
+
+    def run(self) -> ReencryptionSummary:
+        """Work until there is an end; return what was done and why it ended.
+
+        Raises `ImproperlyPrepared` if another run is at work, or if objects have to be there and none of them is.
+        """
+        self._work()
+        return self.summary
+
+    def _run(self) -> None:
+        try:
+            self._run_once()
+        except WorkersPaused as pause:
+            self._end(End.PAUSED, str(pause))
+
+    def _run_once(self) -> None:
+        if not self._until_answered(self.steps.begin):
+            return
+        completed = False
+        try:
+            completed = self._go_through()
+        except LeaseLost as error:
+            self._end(End.STUCK, str(error))
+        finally:
+            failed = self.summary.outcomes[Outcome.FAILED] if completed else None
+            self._in_database(lambda: self.steps.end(failed=failed))
+
+    def _go_through(self) -> bool:
+        """Look at all refs, a page at a time; return whether that came to its end."""
+        after = ""
+        while True:
+            page = self._until_answered(partial(self.steps.page, after))
+            if page is None:
+                return False
+            self.summary.outcomes[Outcome.SKIPPED] += page.skipped
+            if not self._look_at(page):
+                return False
+            if page.after is None:
+                break
+            after = page.after
+        if not after and (expected := self._in_database(self._named)):
+            self.summary.expected = expected
+        if self.summary.expected and not self.summary.found:
+            raise ImproperlyPrepared(
+                f"found 0 of {self.summary.expected:,}: the database has so many refs in use that are to be sealed "
+                "anew, and the store holds an object for none of them. See whether this is the right database "
+                "(--database), and KFS_CREDENTIALS['STORES'] the place of its secrets, prefix included."
+            )
+        self._in_database(self.steps.reseal_probes)
+        return True
+
+    def _named(self) -> int:
+        """Return how many sources name a ref, where the ledger has none."""
+        return Source.objects.using(self.using).referenced().count()
+
+    def _until_answered(self, work: Callable[[], T]) -> T | None:
+        """Do `work`, for as long as it takes the database to answer; None if there is no waiting for it any more."""
+        while (found := self._in_database(work)) is None:
+            if self.stop or self._out_of_patience(database=False):
+                self._end(End.INTERRUPTED, "interrupted by a signal")
+                return None
+            self._idle(settings.POLL_INTERVAL)
+        return found
+
+    def _look_at(self, page: Page) -> bool:
+        """Seal the objects of a page anew, in batches; return False if that is to stop."""
+        left = page.objects
+        while left:
+            if self.stop.wait(self._pace.delay()):
+                self._end(End.INTERRUPTED, "interrupted by a signal")
+                return False
+            batch = self._batch(left)
+            left = left[len(batch.items) :]
+            self._pace.spend(len(batch.items))
+            if not self._reseal(batch):
+                return False
+        if self.stop:
+            self._end(End.INTERRUPTED, "interrupted by a signal")
+        return not self.stop
+
+    def _batch(self, objects: Sequence[Object]) -> Batch:
+        """Return as many of these as one batch may take, in rows and in bytes."""
+        items: list[Object] = []
+        size = 0
+        for one in objects[: self._pace.batch(self._size)]:
+            size += one.size
+            if items and size > settings.BATCH_BYTES:
+                break
+            items.append(one)
+        return Batch(self.steps.lease, items)
+
+    def _reseal(self, batch: Batch) -> bool:
+        """Seal a batch anew; return False if that is to stop. Whatever ends this, what was erased stays erased."""
+        try:
+            is_answered = self._replace(batch)
+        finally:
+            settled = self._settle(batch)
+        self._grow()
+        self.progress(self.summary)
+        return is_answered and settled
+
+    def _replace(self, batch: Batch) -> bool:
+        """Wait for the stores, and for as long as they are unavailable; return False if asked to stop meanwhile."""
+        while True:
+            try:
+                # Also where nothing was asked for long: for the rate's sake, or since the database was away.
+                self._in_database(lambda: self.steps.renew(batch))
+                while batch.call is not None or self.steps.start_replace(batch):
+                    while batch.call is not None and not batch.call.wait(LOOK_UP_EVERY):
+                        if self.stop.overdue:
+                            self.steps.give_up(batch)
+                            return False
+                        self._renew(batch)
+                    self.steps.finish_replace(batch)
+            except StoreUnavailable as error:
+                self._wait_for_store(error, lambda: self._renew(batch))
+                if self.stop:
+                    self._end(End.INTERRUPTED, "interrupted by a signal")
+                    return False
+            else:
+                self._store_answered()
+                return True
+
+    def _settle(self, batch: Batch) -> bool:
+        """Note what became of a batch, and erase again what was erased meanwhile; return False if that is to stop."""
+        try:
+            outcomes = self._until_answered(lambda: self.steps.settle(batch))
+        finally:
+            self._erase_again(batch)
+        if outcomes is None:
+            logger.warning(
+                "it could not be looked up whether %d refs were erased while they were sealed anew: the cleanup's "
+                "patrol finds what is back",
+                len(batch.items),
+            )
+            return False
+        self._moved_at = time.monotonic()
+        self.summary.outcomes += outcomes
+        for item in batch.items:
+            self.summary.expected += item.live
+            self.summary.found += item.live and item.is_found
+            if item.outcome is Outcome.FAILED and item not in batch.gone:
+                self._failed(item)
+        return True
+
+    def _failed(self, item: Object) -> None:
+        reason = str(item.result)
+        logger.error("ref %s of source %s cannot be sealed anew: %s", item.ref, item.source_id, reason)
+        if len(self.summary.failures) < MOST_NAMED:
+            self.summary.failures.append((item.ref, reason))
+
+    def _erase_again(self, batch: Batch) -> None:
+        while batch.gone:
+            count = len(batch.gone)
+            try:
+                self.steps.erase_again(batch)
+            except StoreUnavailable as error:
+                if self.stop.overdue:
+                    break
+                self._wait_for_store(error, lambda: self._renew(batch))
+            except KfsCredentialsError as error:
+                logger.warning("the store refused an erasure: %s", error)
+                break
+            else:
+                logger.info("%d refs were erased while they were sealed anew: erased again", count)
+        if batch.gone:
+            logger.warning(
+                "%d refs were erased while they were sealed anew, and may be back: the cleanup erases them again",
+                len(batch.gone),
+            )

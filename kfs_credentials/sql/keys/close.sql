@@ -1,0 +1,2 @@
+-- Waits for all activations that are under way, and keeps new ones waiting until the closed keys are committed.
+SELECT pg_advisory_xact_lock(%(closing)s, 0)
