@@ -75,6 +75,8 @@ class Object:
     """Its object has to be there: a source names the ref, or may name it again."""
     result: Resealed | KfsCredentialsError | None = None
     """What the store answered; None if it was not asked, or its answer is not known."""
+    gone: bool = False
+    """It was erased since it was read, or claimed for that, and no source names it."""
 
     def address(self) -> Address | None:
         """Return where the object lies, None if no object can lie there."""
@@ -91,7 +93,9 @@ class Object:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What became of it, as far as the store can tell; None if that is not known."""
+        """What became of it; None if that is not known."""
+        if self.gone:
+            return Outcome.ERASED
         match self.result:
             case None:
                 return None
@@ -119,12 +123,11 @@ class Page:
 class Batch:
     """Objects, and the call to the store that is at work on some of them."""
 
-    lease: Lease
     items: list[Object]
     asked: list[Object] = field(default_factory=list)
     call: Call[list[Resealed | KfsCredentialsError]] | None = None
-    gone: list[Object] = field(default_factory=list)
-    """What was erased since it was read, and may be back."""
+    back: list[Object] = field(default_factory=list)
+    """What was erased since it was read, and may be back by this."""
     watches: dict[str, Watch] = field(default_factory=dict)
     """What to watch of each store, by alias."""
 
@@ -190,7 +193,7 @@ class Reencryption:
             watch = batch.watches[waiting[0].store] = Watch.begin(self.using, waiting[0].store)
             store = secret_stores[waiting[0].store]
             # Another run must not begin while this one writes: its lease is looked at before each object is visible.
-            batch.call = store.start_replace_many(addresses, guard=batch.lease.check, look=watch.look)
+            batch.call = store.start_replace_many(addresses, guard=self.lease.check, look=watch.look)
         return True
 
     def finish_replace(self, batch: Batch) -> None:
@@ -206,21 +209,21 @@ class Reencryption:
     def give_up(self, batch: Batch) -> None:
         """Let nothing become visible any more of what the store is still at work on."""
         batch.call = None
-        batch.lease.confirmed(-math.inf)
+        self.lease.confirmed(-math.inf)
 
-    def renew(self, batch: Batch) -> None:
-        """Extend the lease of the run if a third of it is over. Raises `LeaseLost` if nothing of it is left."""
-        if batch.lease.renewal_due:
+    def renew(self, _: Batch | None = None) -> None:
+        """Extend the lease of the run if a third of it is over. Raises `LeaseLost` if another run has begun."""
+        if self.lease.renewal_due:
             asked_at = time.monotonic()
             with short_transaction(self.using):
-                if not Round.objects.using(self.using).renew(batch.lease):
+                if not Round.objects.using(self.using).renew(self.lease):
                     raise LeaseLost(BEGUN)
-            batch.lease.confirmed(asked_at)
+            self.lease.confirmed(asked_at)
 
     def settle(self, batch: Batch) -> Counter[Outcome]:
         """Note under which key each object is now, in one transaction; return how many of each outcome.
 
-        `batch.gone` is then what was erased since it was read, also where this raises `LeaseLost`, since another run
+        `batch.back` is then what was erased since it was read, also where this raises `LeaseLost`, since another run
         has begun: then nothing was written. Locks the ledger rows (waits for LOCK_TIMEOUT at most).
         """
         refs = {item.ref: item for item in batch.items}
@@ -228,8 +231,10 @@ class Reencryption:
             hold(self.using)
             list(ledger(self.using).filter(credential_ref__in=list(refs)).lock().values_list("pk"))
             gone = {ref for (ref,) in sql.query(self.using, "keys/gone", refs=list(refs))}
-            batch.gone = [refs[ref] for ref in sorted(gone) if not isinstance(refs[ref].result, SecretNotFound)]
-            if not Round.objects.using(self.using).renew(batch.lease):
+            for item in batch.items:
+                item.gone = item.ref in gone
+            batch.back = [item for item in batch.items if item.gone and not isinstance(item.result, SecretNotFound)]
+            if not Round.objects.using(self.using).renew(self.lease):
                 raise LeaseLost(BEGUN)
             sealed = [item for item in batch.items if isinstance(item.result, Resealed)]
             receipts = [item.result for item in sealed if isinstance(item.result, Resealed)]
@@ -246,8 +251,7 @@ class Reencryption:
             self._forget([item for item in batch.items if item.outcome in (Outcome.RESERVED, Outcome.ABSENT)])
             for watch in batch.watches.values():
                 watch.end()
-        outcomes = [Outcome.ERASED if item.ref in gone else item.outcome for item in batch.items]
-        return Counter(outcome for outcome in outcomes if outcome is not None)
+        return Counter(item.outcome for item in batch.items if item.outcome is not None)
 
     def _forget(self, items: Sequence[Object]) -> None:
         noted = {item.ref: item.key_id for item in items if item.key_id is not None}
@@ -256,13 +260,13 @@ class Reencryption:
 
     def erase_again(self, batch: Batch) -> None:
         """Erase what was erased, or claimed for it, while it was sealed anew. Raises what concerns the store."""
-        for store in sorted({item.store for item in batch.gone}):
-            items = [item for item in batch.gone if item.store == store]
+        for store in sorted({item.store for item in batch.back}):
+            items = [item for item in batch.back if item.store == store]
             addresses = [address for address in (item.address() for item in items) if address is not None]
             watch = batch.watches.get(store)
             look = None if watch is None else watch.look
             secret_stores[store].start_delete_many(addresses, look=look).result()
-        batch.gone = []
+        batch.back = []
 
     def reseal_probes(self) -> None:
         """Seal the probe of each store under the first key, too: the last that was under another one.
@@ -280,11 +284,17 @@ class Reencryption:
         """Give nothing back: a run has no rows of its own."""
         return 0
 
-    def end(self, *, failed: int | None) -> None:
-        """End the run. `failed`: how many could not be sealed anew; None if it did not come to its end."""
+    def complete(self, failed: int) -> int:
+        """Note that the run came to its end, and how many could not be sealed anew; return 1.
+
+        Raises `LeaseLost` if another run has begun.
+        """
         with short_transaction(self.using):
-            rounds = Round.objects.using(self.using)
-            if failed is None:
-                rounds.release(self.lease)
-            elif not rounds.complete(self.lease, found=failed):
-                raise LeaseLost(BEGUN)
+            if completed := Round.objects.using(self.using).complete(self.lease, found=failed):
+                return completed
+            raise LeaseLost(BEGUN)
+
+    def abandon(self) -> int:
+        """Let another run begin; return 1, or 0 if one has."""
+        with short_transaction(self.using):
+            return Round.objects.using(self.using).release(self.lease)

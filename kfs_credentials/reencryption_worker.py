@@ -64,22 +64,20 @@ class ReencryptionWorker(Worker):
         return self.summary
 
     def _run(self) -> None:
+        completed = None
         try:
-            self._run_once()
-        except WorkersPaused as pause:
-            self._end(End.PAUSED, str(pause))
-
-    def _run_once(self) -> None:
-        if not self._until_answered(self.steps.begin):
-            return
-        completed = False
-        try:
-            completed = self._go_through()
+            if self._until_answered(self.steps.begin) and self._go_through():
+                failed = self.summary.outcomes[Outcome.FAILED]
+                completed = self._in_database(lambda: self.steps.complete(failed))
+            else:
+                self._end(End.INTERRUPTED, "interrupted by a signal")
         except LeaseLost as error:
             self._end(End.STUCK, str(error))
+        except WorkersPaused as pause:
+            self._end(End.PAUSED, str(pause))
         finally:
-            failed = self.summary.outcomes[Outcome.FAILED] if completed else None
-            self._in_database(lambda: self.steps.end(failed=failed))
+            if not completed:
+                self._in_database(self.steps.abandon)
 
     def _go_through(self) -> bool:
         """Look at all refs, a page at a time; return whether that came to its end."""
@@ -89,6 +87,7 @@ class ReencryptionWorker(Worker):
             if page is None:
                 return False
             self.summary.outcomes[Outcome.SKIPPED] += page.skipped
+            self._in_database(self.steps.renew)
             if not self._look_at(page):
                 return False
             if page.after is None:
@@ -113,7 +112,6 @@ class ReencryptionWorker(Worker):
         """Do `work`, for as long as it takes the database to answer; None if there is no waiting for it any more."""
         while (found := self._in_database(work)) is None:
             if self.stop or self._out_of_patience(database=False):
-                self._end(End.INTERRUPTED, "interrupted by a signal")
                 return None
             self._idle(settings.POLL_INTERVAL)
         return found
@@ -123,15 +121,12 @@ class ReencryptionWorker(Worker):
         left = page.objects
         while left:
             if self.stop.wait(self._pace.delay()):
-                self._end(End.INTERRUPTED, "interrupted by a signal")
                 return False
             batch = self._batch(left)
             left = left[len(batch.items) :]
             self._pace.spend(len(batch.items))
             if not self._reseal(batch):
                 return False
-        if self.stop:
-            self._end(End.INTERRUPTED, "interrupted by a signal")
         return not self.stop
 
     def _batch(self, objects: Sequence[Object]) -> Batch:
@@ -143,7 +138,7 @@ class ReencryptionWorker(Worker):
             if items and size > settings.BATCH_BYTES:
                 break
             items.append(one)
-        return Batch(self.steps.lease, items)
+        return Batch(items)
 
     def _reseal(self, batch: Batch) -> bool:
         """Seal a batch anew; return False if that is to stop. Whatever ends this, what was erased stays erased."""
@@ -159,8 +154,8 @@ class ReencryptionWorker(Worker):
         """Wait for the stores, and for as long as they are unavailable; return False if asked to stop meanwhile."""
         while True:
             try:
-                # Also where nothing was asked for long: for the rate's sake, or since the database was away.
-                self._in_database(lambda: self.steps.renew(batch))
+                # Before the store is asked: the database may have been away, for longer than the lease.
+                self._in_database(self.steps.renew)
                 while batch.call is not None or self.steps.start_replace(batch):
                     while batch.call is not None and not batch.call.wait(LOOK_UP_EVERY):
                         if self.stop.overdue:
@@ -171,7 +166,6 @@ class ReencryptionWorker(Worker):
             except StoreUnavailable as error:
                 self._wait_for_store(error, lambda: self._renew(batch))
                 if self.stop:
-                    self._end(End.INTERRUPTED, "interrupted by a signal")
                     return False
             else:
                 self._store_answered()
@@ -195,7 +189,7 @@ class ReencryptionWorker(Worker):
         for item in batch.items:
             self.summary.expected += item.live
             self.summary.found += item.live and item.is_found
-            if item.outcome is Outcome.FAILED and item not in batch.gone:
+            if item.outcome is Outcome.FAILED:
                 self._failed(item)
         return True
 
@@ -206,8 +200,8 @@ class ReencryptionWorker(Worker):
             self.summary.failures.append((item.ref, reason))
 
     def _erase_again(self, batch: Batch) -> None:
-        while batch.gone:
-            count = len(batch.gone)
+        while batch.back:
+            count = len(batch.back)
             try:
                 self.steps.erase_again(batch)
             except StoreUnavailable as error:
@@ -219,8 +213,8 @@ class ReencryptionWorker(Worker):
                 break
             else:
                 logger.info("%d refs were erased while they were sealed anew: erased again", count)
-        if batch.gone:
+        if batch.back:
             logger.warning(
                 "%d refs were erased while they were sealed anew, and may be back: the cleanup erases them again",
-                len(batch.gone),
+                len(batch.back),
             )

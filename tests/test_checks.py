@@ -17,7 +17,7 @@ from django.db import IntegrityError, connection, connections
 from django.test import override_settings
 
 from kfs_credentials import sql
-from kfs_credentials.checks import check_database, invalid_indexes
+from kfs_credentials.checks import check_database, check_held_keys, invalid_indexes
 from kfs_credentials.errors import StoreUnavailable
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.factories import SourceFactory
@@ -338,6 +338,24 @@ def test_an_index_that_is_invalid(invalid_index: str) -> None:
         message.hint
         == "DROP INDEX CONCURRENTLY kfs_credentials_legacy_idx; then build it again as the migration has it."
     )
+
+
+def test_what_keys_hold_in_a_database_that_is_out_of_reach(django_db_blocker: Any) -> None:
+    """Whether a key may go is not known then. What it says otherwise is in tests/test_keys.py."""
+    connections.settings["other"] = {**connections.settings["default"], "HOST": "/nonexistent"}
+    try:
+        with django_db_blocker.unblock(), override_settings(DATABASE_ROUTERS=[f"{__name__}.ToOther"]):
+            (message,) = check_held_keys()
+    finally:
+        del connections["other"]
+        del connections.settings["other"]
+
+    assert said([message]) == [
+        (
+            "W012",
+            "DATABASES['other'] could not be asked which keys its secrets are sealed under (OperationalError).",
+        )
+    ]
 
 
 def test_a_database_that_is_out_of_reach(django_db_blocker: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from kfs_credentials.conf import key_ring
 from kfs_credentials.models import Attention, JobError, Round
 from tests.factories import SourceFactory, SpaceFactory
 from tests.management.commands import Admin, Run
@@ -240,6 +241,18 @@ def test_the_json_has_every_member(run: Run) -> None:
         "bindings": {
             "default": {**status["bindings"]["default"], "epoch": 0, "bound_by": "tests", "confirmed": True},
         },
+        "keys": [
+            {
+                "key_id": key_id,
+                "live": 0,
+                "retired": 0,
+                "candidate": candidate,
+                "in_ring": key_id is not None,
+                "first": key_id is not None,
+                "closed": False,
+            }
+            for key_id, candidate in ((key_ring().primary.id, 0), (None, 1))
+        ],
         "clean": False,
     }
 

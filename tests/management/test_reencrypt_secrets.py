@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core import checks
+from django.core.checks import CheckMessage
 
 from kfs_credentials import services
 from kfs_credentials.crypto import Plaintext, key_id
@@ -27,7 +29,7 @@ from kfs_credentials.reencryption import Reencryption
 from kfs_credentials.stores import Entry
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.bound import seal_anew
-from tests.cleanup.rows import add_ref, add_secret, known, make_source, ref_of, scope_of_row
+from tests.cleanup.rows import add_ref, add_secret, known, make_source, name_ref, ref_of, scope_of_row
 from tests.factories import SourceFactory
 from tests.invariants import check_invariants
 from tests.keys import NEW, NEW_ID, OLD, OLD_ID, Change, execute, noted, path_of, sealed
@@ -64,6 +66,9 @@ def test_everything_is_moved_and_the_old_key_can_go(
     add_secret(store, None, "staged")
     sources = {source.pk: resolve(source) for source in Source.objects.all()}
     assert sealed(files()) == {OLD_ID: 9}
+    kfs_settings(KEYS=[NEW])
+    (message,) = (one for one in deployment_checks() if one.id != "kfs_credentials.E012")
+    assert (message.id, "8 ref(s)" in message.msg) == ("kfs_credentials.E011", True)
     new_first()
 
     outcome = run(COMMAND)
@@ -72,12 +77,17 @@ def test_everything_is_moved_and_the_old_key_can_go(
     assert last_line(outcome) == f"9 rewritten, 0 skipped, 0 failed in T s. {REMOVE}"
     assert sealed(files()) == noted() == {NEW_ID: 9}
     kfs_settings(KEYS=[NEW])
+    assert deployment_checks() == []
     assert {source.pk: resolve(source) for source in Source.objects.all()} == sources
     assert check_invariants("default", store) == []
     outcome = run(COMMAND)
     assert last_line(outcome) == (
         "0 rewritten, 9 skipped, 0 failed in T s. Everything is under the first key, and there is no other."
     )
+
+
+def deployment_checks() -> list[CheckMessage]:
+    return checks.run_checks(tags=["kfs_credentials"], include_deployment_checks=True)
 
 
 def resolve(source: Source) -> dict[str, Any]:
@@ -310,6 +320,24 @@ def test_a_command_with_an_old_ring_says_so(run: Run, new_first: Callable[[], No
     outcome = run("run_credential_backfill")
     assert outcome.code == 1
     assert re.search(rf"0 moved in [0-9.]+ s; then Key {OLD_ID} is closed: .* and\s+restart\s+it\.", outcome.err)
+
+
+def test_a_cleanup_with_an_old_ring_that_has_to_make_a_copy_says_so(
+    run: Run, store: EncryptedStore, new_first: Callable[[], None], kfs_settings: Change
+) -> None:
+    """It erases without any key; a source whose ref was claimed for erasure gets its copy by another worker."""
+    source = make_source()
+    row = add_secret(store, source, "deleting")
+    name_ref(source, row.credential_ref)
+    new_first()
+    run(COMMAND)
+    kfs_settings(KEYS=[OLD, NEW])
+    outcome = run("run_secret_cleanup", "--due")
+    assert outcome.code == 1
+    assert re.search(rf"0 erased.* in [0-9.]+ s; then Key {OLD_ID} is closed: ", outcome.err)
+    kfs_settings(KEYS=[NEW, OLD])
+    assert "1 source rescued by a copy" in run("run_secret_cleanup", "--due").out
+    assert known(ref_of(source)).key_id == NEW_ID
 
 
 def test_one_run_at_a_time(run: Run, new_first: Callable[[], None]) -> None:

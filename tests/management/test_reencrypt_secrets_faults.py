@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,3 +168,30 @@ def test_nothing_of_a_secret_is_printed_or_logged(
     assert not re.search(value, outcome.out + outcome.err)
     # The tests' own statements are logged too: they write no secret.
     assert not re.search(value, caplog.text)
+
+
+def test_a_store_that_hangs_when_it_is_asked_to_stop(
+    run: Run, store: EncryptedStore, new_first: Callable[[], None], monkeypatch: pytest.MonkeyPatch, files: Files
+) -> None:
+    """It is waited for no longer, and what it does when it wakes up changes nothing."""
+    make_source()
+    new_first()
+    monkeypatch.setattr("kfs_credentials.worker.STOP_WITHIN", 0.0)
+    go_on, threads = threading.Event(), []
+    real = store._replace_many
+
+    def replace_many(addresses: Any, *, deadline: Any) -> Any:
+        threads.append(threading.current_thread())
+        os.kill(os.getpid(), signal.SIGTERM)
+        go_on.wait()
+        return real(addresses, deadline=deadline)
+
+    monkeypatch.setattr(store, "_replace_many", replace_many)
+    outcome = run(COMMAND)
+    assert (outcome.code, last_line(outcome)) == (
+        4,
+        f"0 rewritten, 0 skipped, 0 failed in T s. Ended early: interrupted by a signal. {AGAIN} goes on.",
+    )
+    go_on.set()
+    threads[0].join()
+    assert sealed(files()) == noted() == {OLD_ID: 1}
