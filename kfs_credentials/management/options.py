@@ -193,6 +193,17 @@ def positive_seconds(text: str) -> float:
     return seconds
 
 
+def positive_rate(text: str) -> float:
+    """Read a number above 0, of something a second, from the command line."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a number above 0")
+    return rate
+
+
 SETTINGS: dict[str, tuple[str, Callable[[str], Any], str, str]] = {
     "--batch-size": ("N", positive, "BATCH_SIZE", "how many rows to take at a time"),
     "--threads": ("N", positive, "STORE_THREADS", "how many threads talk to the store"),
