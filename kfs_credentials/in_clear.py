@@ -151,7 +151,6 @@ class _Now(NamedTuple):
 # Look.
 
 
-@sensitive
 def read(using: str, sources: Sequence[uuid.UUID], *, tenant: str | None = None) -> Iterator[list[InClear]]:
     """Yield these sources as they are now, in id order, no more than BATCH_BYTES of values at a time. Locks nothing.
 
@@ -177,7 +176,6 @@ def read(using: str, sources: Sequence[uuid.UUID], *, tenant: str | None = None)
             waiting -= {one.source for one in found}
 
 
-@sensitive
 def compared(using: str, sources: Sequence[uuid.UUID]) -> Iterator[tuple[InClear, Verdict]]:
     """Yield those of these sources that have a ref and a value in clear, each with what comparing them says.
 

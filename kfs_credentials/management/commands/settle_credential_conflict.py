@@ -28,7 +28,7 @@ SAID = {
     Settled.BUSY: "Somebody else has held the source's rows for too long",
     Settled.LEAVING: "The source or its knowledge space is being deleted",
     Settled.TOO_LARGE: "What lies in clear is larger than MAX_SECRET_BYTES",
-    Settled.INVALID: "What lies in clear cannot be stored: it is no JSON object, nested too deep, or too large a number",
+    Settled.INVALID: "What lies in clear cannot be stored: it is no JSON object, or nested too deep",
     Settled.UNREADABLE: "The ref cannot be read, so that what lies in clear is all there is",
     Settled.REFUSED: "The database refused the change (a constraint or trigger)",
 }
@@ -49,8 +49,8 @@ class Command(WorkCommand):
     help = (
         "Settle a source that has a ref, and credentials in clear that differ from what the ref resolves to: an old "
         "application wrote them back, or somebody entered new ones there. Keep the ref, and the plaintext is removed; "
-        "or keep the plaintext, and it moves into the secret store under a fresh ref, while the old one is erased after "
-        "the grace. No value is shown. verify_credentials lists such sources."
+        "or keep the plaintext, and it moves into the secret store under a fresh ref, while the old one is erased "
+        "after the grace. No value is shown. verify_credentials lists such sources."
     )
     examples = """
 examples:

@@ -211,5 +211,5 @@ def _check_key(key: str) -> None:
         key = ""
     if not key.strip() or len(key) > LONGEST_KEY or not key.isprintable():
         raise ImproperlyPrepared(
-            f"--wrap needs a key: printable text of at most {LONGEST_KEY} characters, and not blank. Nothing was touched."
+            f"--wrap needs a key: printable text of at most {LONGEST_KEY} characters, not blank. Nothing was touched."
         )
