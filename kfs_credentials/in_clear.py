@@ -253,7 +253,6 @@ def scrub_same(using: str, found: Sequence[InClear]) -> set[uuid.UUID]:
     return scrubbed
 
 
-@sensitive
 def _scrub(using: str, found: Sequence[InClear], *, detail: str) -> set[uuid.UUID]:
     """Do it, inside the caller's transaction; return the sources that were changed."""
     refs = [one.ref for one in found if one.ref is not None]
@@ -273,7 +272,6 @@ def _scrub(using: str, found: Sequence[InClear], *, detail: str) -> set[uuid.UUI
     return {source for source, _ in changed}
 
 
-@sensitive
 def _locked(using: str, sources: Collection[uuid.UUID]) -> dict[uuid.UUID, _Now]:
     """Lock these sources, SKIP LOCKED; return those that were free, as they are now."""
     rows = sql.query(using, "in_clear/lock", sources=list(sources), bytes=settings.BATCH_BYTES) if sources else []
@@ -305,7 +303,6 @@ def keep_ref(using: str, found: InClear) -> Settled:
     return _settled(using, scrub)
 
 
-@sensitive
 def keep_plaintext(using: str, found: InClear) -> Settled:
     """Give a source that has a ref what lies in clear there, under a fresh ref; the old one is retired.
 
@@ -315,7 +312,6 @@ def keep_plaintext(using: str, found: InClear) -> Settled:
     return _move(using, found, found.legacy.plaintext, detail="a person kept the plaintext")
 
 
-@sensitive
 def wrap(using: str, found: InClear, key: str) -> Settled:
     """Move credentials of a shape that is not supported into the store, as `{key: value}`; return what became of it.
 
@@ -329,7 +325,6 @@ def wrap(using: str, found: InClear, key: str) -> Settled:
     return _move(using, found, lambda: found.legacy.wrapped(key), detail="moved as the value of a key")
 
 
-@sensitive
 def _move(using: str, found: InClear, make: Callable[[], Plaintext], *, detail: str) -> Settled:
     """Reserve, commit, put, and let the source name the fresh ref, if what lies in clear is what was put."""
     operation = Operation(Purpose.ROTATE, found.tenant, found.space, found.source)
@@ -358,7 +353,6 @@ def _move(using: str, found: InClear, make: Callable[[], Plaintext], *, detail: 
     return _settled(using, lambda: _activate(using, found, operation, receipt, detail))
 
 
-@sensitive
 def _activate(using: str, found: InClear, operation: Operation, receipt: Receipt, detail: str) -> Settled:
     refs = [operation.ref, *([found.ref] if found.ref else [])]
     with short_transaction(using):

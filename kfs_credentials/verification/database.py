@@ -207,7 +207,6 @@ class Verification:
             yield from page
             spaces = spaces.filter(pk__gt=page[-1])
 
-    @sensitive
     def _walk_sources(self, space: uuid.UUID | None) -> None:
         after = None
         while rows := self._sources(space, after=after):
@@ -217,7 +216,6 @@ class Verification:
                 self._look_again(space, suspects)
             self.progress()
 
-    @sensitive
     def _look_again(self, space: uuid.UUID | None, suspects: Sequence[uuid.UUID]) -> None:
         after = None
         while rows := self._sources(space, after=after, only=suspects):  # they may have grown, and come in parts
@@ -225,7 +223,6 @@ class Verification:
                 self._found_in_source(str(source), tenant, unsupported, hidden)
             after = rows[-1][0]
 
-    @sensitive
     def _sources(
         self, space: uuid.UUID | None, *, after: uuid.UUID | None = None, only: Sequence[uuid.UUID] | None = None
     ) -> list[tuple[uuid.UUID, str | None, str | None, list[str] | None, int]]:
@@ -233,7 +230,6 @@ class Verification:
         leaving, metadata = being_deleted(self.using), FindingClass.METADATA in self.classes
         wanted = {"space": space, "leaving": leaving, "metadata": metadata, "after": after, "only": only}
 
-        @sensitive
         def read(limit: int) -> list[Any]:
             limit = limit if only is None else len(only)
             return sql.query(self.using, "verification/sources", limit=limit, bytes=settings.BATCH_BYTES, **wanted)

@@ -140,14 +140,14 @@ def look_at_history(using: str) -> list[Finding]:
     return [finding for row in tables if (finding := _looked_at(using, *row)) is not None]
 
 
-def _looked_at(using: str, schema: str, name: str, pages: int) -> Finding | None:
+def _looked_at(using: str, schema: str, name: str, jsonb: bool, pages: int) -> Finding | None:
     sample = min(100.0, 100.0 * SAMPLED_PAGES / max(pages, 1))
     problem = ""
     try:
         with reading(using), connections[using].cursor() as cursor:
             cursor.execute("SELECT set_config('statement_timeout', %s, true)", [PATIENCE])
             table = composed.Identifier(schema, name)
-            cursor.execute(_statement(table), {"sample": sample})
+            cursor.execute(_statement(table), {"sample": sample, "jsonb": jsonb})
             (count,) = cursor.fetchone()
     except DatabaseError as error:
         problem = describe(error)

@@ -217,7 +217,9 @@ def test_what_is_right_again_at_the_second_look_is_no_finding(make: Callable[[],
 
     walk = {"metadata": "sources", "unsupported": "sources"}.get(what.value, what.value.partition("_")[0])
     part = {
-        "ref": "whether the ledger has it as theirs" if what in database.NAMED.finds else "what is active has its source",
+        "ref": "whether the ledger has it as theirs"
+        if what in database.NAMED.finds
+        else "what is active has its source",
         "erasure": "what is active has its source",
         "job": "what is not over can be claimed",
         "plaintext": "whether the ledger has it as theirs",
@@ -426,7 +428,9 @@ def test_it_writes_nothing_and_waits_for_nobody() -> None:
     try:
         with other.cursor() as cursor:
             cursor.execute("BEGIN")
-            cursor.execute("LOCK TABLE sources, source_secret_lifecycle_refs, source_credential_backfills IN SHARE MODE")
+            cursor.execute(
+                "LOCK TABLE sources, source_secret_lifecycle_refs, source_credential_backfills IN SHARE MODE"
+            )
             cursor.execute("SELECT FROM sources WHERE id = %s FOR UPDATE", [source.pk])
             assert classes() == ["ref_not_active"]
     finally:

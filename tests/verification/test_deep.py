@@ -185,7 +185,9 @@ def test_a_run_that_was_cut_short_goes_on(
     monkeypatch.setattr(
         EncryptedStore,
         "_get_many",
-        lambda self, addresses, **options: seen.extend(one.ref for one in addresses) or real(self, addresses, **options),
+        lambda self, addresses, **options: (
+            seen.extend(one.ref for one in addresses) or real(self, addresses, **options)
+        ),
     )
     cut = deep.cut_short("default")
     assert cut is not None

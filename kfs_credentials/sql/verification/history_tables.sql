@@ -1,6 +1,6 @@
 -- Tables on the search_path, but sources itself, that have a json or jsonb column `metadata`: a host's history of it, a
--- copy, an outbox. With the number of their pages.
-SELECT namespace.nspname, class.relname,
+-- copy, an outbox. Whether it is jsonb, and the number of their pages.
+SELECT namespace.nspname, class.relname, attribute.atttypid = 'jsonb'::regtype,
   pg_relation_size(class.oid) / current_setting('block_size')::bigint
 FROM pg_attribute attribute
 JOIN pg_class class ON class.oid = attribute.attrelid
