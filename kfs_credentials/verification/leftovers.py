@@ -140,7 +140,13 @@ def look_at_history(using: str) -> list[Finding]:
     return [finding for row in tables if (finding := _looked_at(using, *row)) is not None]
 
 
-def _looked_at(using: str, schema: str, name: str, jsonb: bool, pages: int) -> Finding | None:
+def _looked_at(
+    using: str,
+    schema: str,
+    name: str,
+    jsonb: bool,  # noqa: FBT001
+    pages: int,
+) -> Finding | None:
     sample = min(100.0, 100.0 * SAMPLED_PAGES / max(pages, 1))
     problem = ""
     try:

@@ -49,11 +49,11 @@ class Command(WorkCommand):
     examples = """
 examples:
   manage.py verify_credentials
-  manage.py verify_credentials --deep                   read and compare every object, then list the store
-  manage.py verify_credentials --deep --rate 50         no more than 50 objects a second
-  manage.py verify_credentials --deep --sample 1000     only so many of them, chosen at random
-  manage.py verify_credentials --skip metadata          leave a class of findings out
-  manage.py verify_credentials --scrub-same             remove what lies in clear beside a ref, if it is the same
+  manage.py verify_credentials --deep                 read and compare every object, then list the store
+  manage.py verify_credentials --deep --rate 50       no more than 50 objects a second
+  manage.py verify_credentials --deep --sample 1000   only so many of them, chosen at random
+  manage.py verify_credentials --skip metadata        leave a class of findings out
+  manage.py verify_credentials --scrub-same           remove what lies beside a ref, if it is the same
 
 A deep run that was cut short goes on where it was. It is safe to run this again at any time.
 """
@@ -147,6 +147,8 @@ A deep run that was cut short goes on where it was. It is safe to run this again
                 code, problem = Exit.WRONG_USE, str(error)
             except (DatabaseError, InterfaceError) as error:
                 code, problem = database_problem(using, error)
+                if code is Exit.WRONG_USE:
+                    raise
             except KeyboardInterrupt:
                 code, problem = Exit.NOT_FINISHED, "interrupted"
         return self._finish(run, code, problem, time.monotonic() - progress.started, options)
