@@ -46,15 +46,15 @@ def read(**options: Any) -> Reading:
     return reading
 
 
-def corrupt(store: EncryptedStore, directory: Path, refs: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Cut one short, turn a bit in one, and put another's in the place of one; return what is to be found."""
+def corrupt(store: EncryptedStore, directory: Path, refs: Sequence[str]) -> list[str]:
+    """Cut one short, turn a bit in one, and put another's in the place of one; return which, in order."""
     cut, turned, other = (path_of(store, directory, ref) for ref in refs[:3])
     cut.write_bytes(cut.read_bytes()[:50])
     content = bytearray(turned.read_bytes())
     content[-20] ^= 1
     turned.write_bytes(content)
     other.write_bytes(path_of(store, directory, refs[3]).read_bytes())
-    return sorted(refs[:3])  # type: ignore[return-value]
+    return sorted(refs[:3])
 
 
 def test_three_of_many_are_corrupt(store: EncryptedStore, secrets_directory: Path) -> None:
@@ -180,15 +180,14 @@ def test_a_run_that_was_cut_short_goes_on(
     expected = corrupt(store, secrets_directory, [refs[0], refs[1], refs[9], refs[5]])
     with pytest.raises(Stopped):
         Reading("default", progress=stop_after(4)).run()
-    seen = []
+    seen: list[str] = []
     real = EncryptedStore._get_many
-    monkeypatch.setattr(
-        EncryptedStore,
-        "_get_many",
-        lambda self, addresses, **options: (
-            seen.extend(one.ref for one in addresses) or real(self, addresses, **options)
-        ),
-    )
+
+    def get_many(self: EncryptedStore, addresses: Sequence[Address], *, deadline: Deadline) -> Any:
+        seen.extend(one.ref for one in addresses)
+        return real(self, addresses, deadline=deadline)
+
+    monkeypatch.setattr(EncryptedStore, "_get_many", get_many)
     cut = deep.cut_short("default")
     assert cut is not None
     assert (cut.position, cut.read) == (refs[5], 6)
@@ -261,8 +260,10 @@ def test_a_sample_is_spread_over_all(store: EncryptedStore, monkeypatch: pytest.
 def test_the_rate_is_kept(store: EncryptedStore, monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
     sources(12)
     now = [1_000.0]
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(pace.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr("kfs_credentials.verification.pace.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        "kfs_credentials.verification.pace.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
     started = now[0]
     tracked = pace.Pace(rate)
     for _ in range(4):

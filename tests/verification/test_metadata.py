@@ -91,7 +91,8 @@ FRAGMENTS = [
         FULLWIDTH,
         "CREDENT\u0130ALS",
         "PASS",
-        "Kelvin",
+        "\u212aEY",
+        "ba\u017fic ",
         "東京",
         "é",
     ),
@@ -115,7 +116,7 @@ def made_up(chance: random.Random, depth: int = 2) -> object:
 
 def documents() -> list[object]:
     chance = random.Random(20)
-    return [{"a": value} for value in _values(SHOWN)] + [{"a": made_up(chance)} for _ in range(1_500)]
+    return [*({"a": value} for value in _values(SHOWN)), *({"a": made_up(chance)} for _ in range(1_500))]
 
 
 def _values(value: object) -> list[object]:
