@@ -242,6 +242,9 @@ def test_a_healthy_database_at_each_step() -> None:
     with_candidate(queued=True)
     with_candidate(running=True)
     with_candidate("retired")
+    # A job that knowledge-fs has given up: its candidate is taken back when its time is over.
+    over = with_candidate("candidate")
+    set_ref(over.candidate_credential_ref, "recover_after = now() + interval '1 minute'")
     SourceFactory.create()
     # A row that waits for a person, with a reason.
     for columns in ({"attention": Attention.DISPLACED}, {"abandoned_at": "2026-01-01T00:00Z"}):
