@@ -44,6 +44,7 @@ SCOPES = 1000
 """Knowledge spaces of a tenant that are read at a time."""
 PATHS = 20
 """The most paths that are listed of one document."""
+LONGEST_PATH = 200
 
 
 class Row(NamedTuple):
@@ -260,6 +261,7 @@ def _paths(document: str | None) -> list[str]:
         paths = hidden_paths(parse_json(document))
     except InvalidCredentials:
         return ["nested too deep"]
+    paths = [path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH - 1]}…" for path in paths]
     if len(paths) > PATHS:
         return [*paths[: PATHS - 1], f"$: and {len(paths) - PATHS + 1} more"]
     return paths

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from kfs_credentials.crypto import Scope, new_ref, object_name
 from kfs_credentials.errors import StoreDenied, StoreUnavailable
@@ -292,6 +293,36 @@ def test_a_connection_that_is_lost_is_made_anew(run: Run, admin: Admin) -> None:
         outcome = run(VERIFY)
     assert outcome.code == 0
     assert scope_of(source)
+
+
+def test_no_value_is_in_any_output_or_log(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """As loud as it gets: every statement is logged, with its parameters."""
+    canary = {"token": "canary"}
+    make_source(secret=canary)
+    same, other, third = (beside('{"credentials": {"token": "canary"}, "api_key": "canary"}') for _ in range(3))
+    wrapped = SourceFactory.create(credentials="canary")
+    loud = ["-v", 3, "--traceback"]
+    outcomes = []
+    for logger in ("", "django.db.backends", "kfs_credentials"):
+        caplog.set_level("DEBUG", logger=logger)
+    connection.force_debug_cursor = True
+    try:
+        for arguments in (
+            [VERIFY, "--deep", "--scrub-same", "--yes"],
+            [VERIFY, "--format", "json"],
+            ["settle_credential_conflict", "--source", same.pk, "--keep", "ref", "--yes"],
+            ["settle_credential_conflict", "--source", other.pk, "--keep", "plaintext", "--yes"],
+            ["settle_unsupported_credentials", wrapped.pk, "--wrap", "token"],
+        ):
+            outcome = run(*arguments, *loud)
+            outcomes.append(outcome)
+    finally:
+        connection.force_debug_cursor = False
+    assert [outcome.code for outcome in outcomes] == [3, 3, 0, 0, 0]
+    logged = "".join(f"{record.getMessage()}{record.__dict__}" for record in caplog.records)
+    assert "removes what lies in clear" in logged.lower()
+    assert "canary" not in logged + "".join(outcome.out + outcome.err for outcome in outcomes)
+    assert third.pk
 
 
 def test_old_plaintext_is_information(run: Run) -> None:

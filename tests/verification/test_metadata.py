@@ -71,6 +71,12 @@ def test_a_document_with_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert details == ["$.keys[0].api_key", "$.keys[1].api_key", "$: and 3 more"]
 
 
+def test_a_name_that_has_no_end() -> None:
+    SourceFactory.create(bare=True, other={"x" * 5_000: {"api_key": "made-up"}})
+    (finding,) = found(**only(FindingClass.METADATA))
+    assert finding.detail == f"$.{'x' * 197}…"
+
+
 # Everything that redaction.py hides is looked at.
 
 SHOWN = json.loads((Path(__file__).parents[1] / "data" / "redaction.json").read_text())

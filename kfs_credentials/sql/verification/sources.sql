@@ -8,8 +8,9 @@ WITH page AS MATERIALIZED (
   SELECT src.id, src.knowledge_space_id, src.credential_ref,
     jsonb_typeof(src.metadata -> 'credentials') AS shape,
     -- The type is looked at first: on an array, `-` would remove elements, and on a scalar it fails.
-    (CASE WHEN jsonb_typeof(src.metadata) = 'object' THEN src.metadata - 'credentials' ELSE src.metadata END)::text
-      AS document,
+    CASE WHEN %(metadata)s
+      THEN (CASE WHEN jsonb_typeof(src.metadata) = 'object' THEN src.metadata - 'credentials' ELSE src.metadata END)::text
+    END AS document,
     src.status <> 'deleting'
       AND src.id <> ALL (%(leaving)s::uuid[]) AND src.knowledge_space_id <> ALL (%(leaving)s::uuid[]) AS wanted
   FROM sources src
