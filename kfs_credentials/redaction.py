@@ -7,6 +7,7 @@ scrubbed by it. Hiding too much costs a reader a moment, hiding too little costs
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 
@@ -72,6 +73,19 @@ def redacted_text(text: str) -> str:
     return _redacted_text(text, MAX_DEPTH)
 
 
+@sensitive
+def hidden_paths(value: object) -> list[str]:
+    """Return where in a JSON value `redacted` hides something that may be a secret: paths such as `$.auth.token`.
+
+    Not where a sensitive name has no value to hide: null, true, false, an empty text, list or object. No path holds a
+    value: what looks like one in a name is hidden in it. What is nested deeper than MAX_DEPTH is not looked into.
+    Never raises.
+    """
+    found: list[str] = []
+    _find_hidden(value, "$", MAX_DEPTH, found)
+    return found
+
+
 def short_ref(ref: str) -> str:
     """Return the start of a ref, enough to tell it from others: `source-secret:v1:1234abcd…`."""
     shown = _SHOWN_OF_ID + (len(_REF_PREFIX) if ref.startswith(_REF_PREFIX) else 0)
@@ -95,6 +109,27 @@ def _redacted(value: object, levels: int) -> object:
             key = f"{key} ({len(shown) + 1})"
         shown[key] = HIDDEN if hide else _redacted(member, levels - 1)
     return shown
+
+
+def _find_hidden(value: object, path: str, levels: int, found: list[str]) -> None:
+    if isinstance(value, str):
+        if _redacted_text(value, levels) != value:
+            found.append(path)
+    elif isinstance(value, list):
+        for index, item in enumerate(value if levels else ()):
+            _find_hidden(item, f"{path}[{index}]", levels - 1, found)
+    elif isinstance(value, dict) and _is_envelope(value):
+        found.append(path)
+    elif isinstance(value, dict):
+        for key, member in value.items() if levels else ():
+            shown = _redacted_text(key, levels - 1)
+            step = f"{path}.{shown}" if shown.isidentifier() else f"{path}[{json.dumps(shown, ensure_ascii=False)}]"
+            if shown != key:
+                found.append(step)
+            elif not (is_sensitive(key) or (key == "value" and _is_sensitive_pair(value))):
+                _find_hidden(member, step, levels - 1, found)
+            elif member not in (None, "", [], {}) and not isinstance(member, bool):
+                found.append(step)
 
 
 def _is_envelope(value: dict[str, object] | list[object]) -> bool:

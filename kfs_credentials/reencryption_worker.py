@@ -101,8 +101,8 @@ class ReencryptionWorker(Worker):
                 "anew, and the store holds an object for none of them. See whether this is the right database "
                 "(--database), and KFS_CREDENTIALS['STORES'] the place of its secrets, prefix included."
             )
-        self._in_database(self.steps.reseal_probes)
-        return True
+        # As the last of all: whoever has the first key only takes the store for a wrong one until then.
+        return bool(self._until_answered(lambda: [self.steps.reseal_probes()]))
 
     def _named(self) -> int:
         """Return how many sources name a ref, where the ledger has none."""
@@ -156,7 +156,7 @@ class ReencryptionWorker(Worker):
             try:
                 # Before the store is asked: the database may have been away, for longer than the lease.
                 self._in_database(self.steps.renew)
-                while batch.call is not None or self.steps.start_replace(batch):
+                while batch.call is not None or self._start_replace(batch):
                     while batch.call is not None and not batch.call.wait(LOOK_UP_EVERY):
                         if self.stop.overdue:
                             self.steps.give_up(batch)
@@ -170,6 +170,10 @@ class ReencryptionWorker(Worker):
             else:
                 self._store_answered()
                 return True
+
+    def _start_replace(self, batch: Batch) -> bool:
+        """Start the next store; return False if none is left to ask, or if there is no waiting for the database."""
+        return bool((self._until_answered(lambda: [self.steps.start_replace(batch)]) or [False])[0])
 
     def _settle(self, batch: Batch) -> bool:
         """Note what became of a batch, and erase again what was erased meanwhile; return False if that is to stop."""

@@ -180,11 +180,12 @@ def add_format_argument(parser: CommandParser) -> None:
 def add_by_argument(parser: CommandParser, does: str) -> None:
     """Add `--by`. `does`: what that person does."""
     parser.add_argument(
-        "--by", metavar="NAME", default=_os_user(), help=f"who {does} (default: the user who runs this)"
+        "--by", metavar="NAME", default=operator(), help=f"who {does} (default: the user who runs this)"
     )
 
 
-def _os_user() -> str:
+def operator() -> str:
+    """Return the name of the user that runs this command."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -218,6 +219,17 @@ def positive_seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a number of seconds above 0")
     return seconds
+
+
+def positive_rate(text: str) -> float:
+    """Read a number above 0, of something a second, from the command line."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a number above 0")
+    return rate
 
 
 SETTINGS: dict[str, tuple[str, Callable[[str], Any], str, str]] = {

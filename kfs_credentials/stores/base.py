@@ -28,6 +28,7 @@ from kfs_credentials.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
 logger = logging.getLogger(__name__)
 
@@ -313,6 +314,21 @@ class SecretStore(ABC):
         """Return the SHA-256 of the ref whose object has this name, as `list` yields it."""
         return bytes.fromhex(name.removesuffix(".enc")[-64:])
 
+    def modified_at(self, name: str) -> datetime | None:
+        """Return when the object of this name, as `list` yields it, was written; None if that cannot be told.
+
+        Raises `SecretNotFound` if there is none, `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`,
+        `SecretStoreError`.
+        """
+        return self._call(partial(self._modified_at, name))
+
+    def delete_named(self, name: str) -> bool:
+        """Erase the object of this name, as `list` yields it, whose ref nobody knows; return whether there was one.
+
+        Raises what `delete` does.
+        """
+        return self._call(partial(self._delete_named, name))
+
     def check(self) -> None:
         """Raise `StoreMisconfigured`, `StoreDenied` or `StoreUnavailable` if the store cannot be used now."""
         self._call(self._check)
@@ -351,6 +367,14 @@ class SecretStore(ABC):
     @abstractmethod
     def _list(self, after: str) -> Sequence[str]:
         """Return the first names after `after`, in order, as many as suits the store; none at the end."""
+
+    def _modified_at(self, name: str) -> datetime | None:
+        """Return when it was written, an aware datetime; None where the store cannot tell."""
+        return None
+
+    def _delete_named(self, name: str) -> bool:
+        """Erase it, in every version."""
+        raise NotImplementedError
 
     @abstractmethod
     def _check(self) -> None:

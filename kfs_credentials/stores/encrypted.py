@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import InvalidStorageError, Storage, StorageHandler, storages
+from django.utils import timezone
 
 from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import (
@@ -56,6 +57,7 @@ from kfs_credentials.stores.threads import on_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
 
 PAGE = 100_000
 """The most names that are listed, and held in memory, at a time."""
@@ -279,6 +281,23 @@ class EncryptedStore(SecretStore):
         ours = re.compile(re.escape(start) + r"[0-9a-f]{64}\.enc")
         names = (directory + name for name in self.storage.names(directory) if ours.fullmatch(name))
         return list(dict.fromkeys(heapq.nsmallest(PAGE, (name for name in names if name > after))))
+
+    def _modified_at(self, name: str) -> datetime | None:
+        if not isinstance(self.storage, Storage):
+            return None
+        try:
+            at = self.storage.get_modified_time(name)
+        except NotImplementedError:
+            return None
+        except FileNotFoundError:
+            raise SecretNotFound("the secret store holds nothing of this name") from None
+        return at if timezone.is_aware(at) else timezone.make_aware(at)  # naive where USE_TZ is off
+
+    def _delete_named(self, name: str) -> bool:
+        (removed,) = self.storage.remove_many([name])
+        if isinstance(removed, SecretStoreError):
+            raise removed
+        return removed
 
     def _check(self) -> None:
         """Raise a store error if files cannot be made, `InvalidKey` if the keys are not right."""

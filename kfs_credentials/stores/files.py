@@ -35,6 +35,7 @@ from kfs_credentials.stores.threads import on_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
 
     from django.core.files.base import File
 
@@ -124,6 +125,13 @@ class DurableFileStorage(FileSystemStorage):
         (removed,) = self.remove_many([name])
         if isinstance(removed, SecretStoreError):
             raise removed
+
+    def get_modified_time(self, name: str) -> datetime:
+        """Return when the file was written, or what a writer that died has left of it; see `names`."""
+        try:
+            return super().get_modified_time(name)
+        except FileNotFoundError:
+            return super().get_modified_time(name + TEMPORARY)
 
     # What EncryptedStore uses: the same in batches, with the errors of this package.
 

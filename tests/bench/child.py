@@ -1,4 +1,5 @@
-"""A child process of the bench: `load NUMBER`, `backfill`, `rotate NUMBER`, `resolve NUMBER` or `cleanup`.
+"""A child process of the bench: `load NUMBER`, `backfill`, `rotate NUMBER`, `resolve NUMBER`, `cleanup`, or for the
+verification `few NUMBER REFS`, `verify` or `deep`.
 
 Prints one JSON object.
 """
@@ -31,6 +32,25 @@ from kfs_credentials.leases import new_worker_name  # noqa: E402
 from kfs_credentials.models import Source  # noqa: E402
 from kfs_credentials.status import read_cleanup_left, read_left  # noqa: E402
 from kfs_credentials.stores import secret_stores  # noqa: E402
+from kfs_credentials.verification.run import Run  # noqa: E402
+
+FEW_SPACES = """
+INSERT INTO knowledge_spaces (id, tenant_id, slug, name, created_at, updated_at)
+SELECT gen_random_uuid(), 'tenant-' || mod(n, 10), 'space-' || n, 'Space', now(), now()
+FROM generate_series(0, 999) n
+"""
+FEW_SOURCES = """
+INSERT INTO sources
+SELECT gen_random_uuid(), space.id, 'online_drive', 'active', 'Source ' || n, 'https://files.example/' || n,
+  jsonb_build_object(
+    'title', 'Handbook ' || n, 'pages', mod(n, 500), 'description', repeat('Made up for the bench. ', 5),
+    'tags', jsonb_build_array('hr', 'onboarding'), 'schedule', jsonb_build_object('every', 'day', 'at', '03:00')
+  ) || CASE WHEN mod(n, %(every)s) = 0
+    THEN jsonb_build_object('credentials', jsonb_build_object('access_token', 'made-up-' || n)) ELSE '{}' END,
+  '{}', 1, now(), now()
+FROM generate_series(1, %(number)s) n
+JOIN (SELECT id, row_number() OVER () - 1 AS place FROM knowledge_spaces) space ON space.place = mod(n, 1000)
+"""
 
 AWKWARD = 75
 """How many awkward sources a demo begins with; limit.py cannot move them all."""
@@ -122,6 +142,30 @@ def resolve(number: int) -> dict[str, Any]:
     return {**result, "done": len(sources)}
 
 
+def few(number: int, refs: int) -> dict[str, Any]:
+    """Migrate, make `number` sources without credentials and `refs` with, and move these."""
+    call_command("migrate", verbosity=0)
+    with connection.cursor() as cursor:
+        cursor.execute(FEW_SPACES)
+        cursor.execute(FEW_SOURCES, {"number": number, "every": number // refs})
+        cursor.execute("VACUUM ANALYZE")
+    backfill()
+    return {"sources": number}
+
+
+def verify(*, deep: bool = False) -> dict[str, Any]:
+    """Run `verify_credentials` as a command does, with or without the objects."""
+    run = Run("default", deep=deep)
+    with measured() as result:
+        run.run()
+    return {**result, **run.looked_at, "done": run.done, "findings": run.findings.total}
+
+
+def deep() -> dict[str, Any]:
+    """Run it with the objects."""
+    return verify(deep=True)
+
+
 def _referenced(number: int) -> list[tuple[str, Any]]:
     return list(Source.objects.referenced().order_by("pk").values_list("knowledge_space__tenant_id", "pk")[:number])
 
@@ -133,5 +177,8 @@ if __name__ == "__main__":
         "rotate": rotate,
         "resolve": resolve,
         "cleanup": cleanup,
+        "few": few,
+        "verify": verify,
+        "deep": deep,
     }
     sys.stdout.write(json.dumps(commands[sys.argv[1]](*map(int, sys.argv[2:]))))

@@ -20,9 +20,8 @@ from tests.crashes.workers import Worker
 def test_killed_at_random(scene: Scene, workers: int, kills: int) -> None:
     """Sources appear all the while, so that there is always something to do."""
     scene.settings["LEASE"] = 1
-    if len(ROUNDS) > 1:
-        # In the long form a row may well be hit five times alone by chance, which is what fails one that deserves it.
-        scene.settings["MAX_ATTEMPTS"] = 50
+    # A row may well be hit five times alone by chance, which is what fails one that deserves it.
+    scene.settings["MAX_ATTEMPTS"] = 50
     scene.set_aside()
     crew: list[Worker] = []
     killed = 0

@@ -51,15 +51,17 @@ def test_they_know_each_other(run: Run, store: EncryptedStore) -> None:
 
 def test_it_shows_and_asks(run: Run, lost: EncryptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     before = environment(lost)
-    monkeypatch.setattr(sys, "stdin", Terminal("default\n"))
+    monkeypatch.setattr(sys, "stdin", Terminal("yes\n"))
     outcome = run("bind_secret_store", "--by", "somebody")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0
+    assert outcome.err == (
+        "This binds them: whoever else uses the store 'default' is refused from then on. Type yes to go on: "
+    )
     assert outcome.out == (
         "database  default  is not bound\n"
         f"store     default  environment {before}, epoch 0\n"
         "secrets            2 of 2 in use that were tried can be read\n"
         "The problem: this database has secrets in a store, and is not bound to this one.\n"
-        "Type the store's alias (default) to bind them, anything else to leave things as they are: "
         "Bound. See `manage.py credential_status`.\n"
     )
     binding = Binding.objects.get()
@@ -71,19 +73,20 @@ def test_it_shows_and_asks(run: Run, lost: EncryptedStore, monkeypatch: pytest.M
 
 
 def test_another_answer(run: Run, lost: EncryptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", Terminal("yes\n"))
+    monkeypatch.setattr(sys, "stdin", Terminal("default\n"))
     outcome = run("bind_secret_store")
-    assert (outcome.code, outcome.err) == (1, "CommandError: Not bound. Nothing was changed.\n")
+    assert outcome.code == 1
+    assert outcome.err.endswith("CommandError: Not confirmed. Nothing was changed.\n")
     assert not Binding.objects.exists()
 
 
 def test_nobody_to_ask(run: Run, lost: EncryptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("default\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("yes\n"))
     outcome = run("bind_secret_store")
     assert outcome.code == 1
     assert outcome.err == (
-        "CommandError: This asks before it binds, and there is no terminal to ask on. Look at what `--dry-run` shows, "
-        "then say --yes.\n"
+        "CommandError: This binds them: whoever else uses the store 'default' is refused from then on. Nobody can be "
+        "asked here: give --yes if that is right. Nothing was changed.\n"
     )
     assert not Binding.objects.exists()
 

@@ -34,8 +34,8 @@ RETRY = "`manage.py retry_credential_backfill --all`"
 
 LEFT = f"Not finished: 4 to move, 1 job queued, 1 running. Run {BACKFILL}."
 BOTH = (
-    "with both a ref and credentials in clear (an old application writes them back: stop it, then remove the key from "
-    "their metadata)"
+    "with both a ref and credentials in clear (an old application writes them back: stop it, then "
+    "`manage.py verify_credentials` says what to do)"
 )
 
 
@@ -133,7 +133,7 @@ MORE_TO_DO = (
     f"Not finished: 1 to move, 0 jobs queued, 0 running. Run {BACKFILL}. 1 ref overdue. Run {CLEANUP}. "
     f"To look at besides: {DANGLING.replace('2 whose', '1 whose')}."
 )
-UNKNOWN = "3 objects in the store that no ledger row accounts for"
+UNKNOWN = "3 objects in the store that no ledger row accounts for (`manage.py verify_credentials --deep` lists them)"
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,9 @@ WORK = [
     ["run_secret_cleanup"],
     ["retry_credential_backfill", "--all"],
     ["settle_unsupported_credentials", "--all"],
+    ["verify_credentials"],
 ]
-ALL = [*WORK, ["generate_secret_key"], ["demo"]]
+ALL = [*WORK, ["settle_credential_conflict"], ["generate_secret_key"], ["demo"]]
 
 work = pytest.mark.parametrize("command", WORK, ids=lambda command: command[0])
 
@@ -64,6 +65,12 @@ def test_the_help_puts_the_commands_own_options_first(run: Run, command: str) ->
         (["retry_credential_backfill", "7"], "argument ID: '7' is not a UUID"),
         (["settle_unsupported_credentials", "a\nb"], r"argument SOURCE: 'a\nb' is not a UUID"),
         (["settle_unsupported_credentials", "--shape", "round"], "argument --shape: invalid choice: 'round'"),
+        (["verify_credentials", "--rate", "0"], "argument --rate: '0' is not a number above 0"),
+        (["verify_credentials", "--sample", "0"], "argument --sample: '0' is not a whole number of 1 or more"),
+        (["verify_credentials", "--only", "everything"], "argument --only: invalid choice: 'everything'"),
+        (["verify_credentials", "--only", "metadata", "--skip", "metadata"], "argument --skip: not allowed with"),
+        (["settle_credential_conflict", "--keep", "ref"], "the following arguments are required: --source"),
+        (["settle_credential_conflict", "--keep", "both"], "argument --keep: invalid choice: 'both'"),
         (["demo", "--number", "0"], "argument --number: '0' is not a whole number of 1 or more"),
     ],
     ids=" ".join,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from kfs_credentials.binding import EXPLANATIONS, Survey, Tried, bind, survey, try_refs
 from kfs_credentials.conf import NAME, settings
 from kfs_credentials.errors import ImproperlyPrepared, SecretIntegrityError
+from kfs_credentials.management.confirmation import add_yes_argument, confirm
 from kfs_credentials.management.options import (
     Exit,
     WorkCommand,
@@ -46,7 +46,7 @@ examples:
         """Add the options."""
         super().add_arguments(parser)
         parser.add_argument("--store", metavar="ALIAS", default="default", help="the store's alias in STORES")
-        parser.add_argument("--yes", action="store_true", help="do not ask")
+        add_yes_argument(parser)
         parser.add_argument(
             "--none-readable",
             action="store_true",
@@ -77,8 +77,9 @@ examples:
         if options["dry_run"]:
             self.stdout.write("Nothing was changed.", self.style.SUCCESS)
             return Exit.CLEAN
-        if not options["yes"]:
-            self._ask(store)
+        confirm(
+            self.stderr, f"This binds them: whoever else uses the store '{store}' is refused from then on.", options
+        )
         bind(using, store, by=by)
         self.stdout.write(f"Bound. See {self.command('credential_status')}.", self.style.SUCCESS)
         return Exit.CLEAN
@@ -104,13 +105,3 @@ examples:
                 ("secrets", "", readable if tried.refs else "none in use"),
             ]
         )
-
-    def _ask(self, store: str) -> None:
-        if not sys.stdin.isatty():
-            raise ImproperlyPrepared(
-                "This asks before it binds, and there is no terminal to ask on. Look at what `--dry-run` shows, then "
-                "say --yes."
-            )
-        answer = input(f"Type the store's alias ({store}) to bind them, anything else to leave things as they are: ")
-        if answer.strip() != store:
-            raise ImproperlyPrepared("Not bound. Nothing was changed.")

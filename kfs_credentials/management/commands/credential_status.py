@@ -152,7 +152,7 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
         if found["both"]:
             parts.append(
                 f"{found['both']:,} with both a ref and credentials in clear (an old application writes them back: "
-                "stop it, then remove the key from their metadata)"
+                f"stop it, then {self.command('verify_credentials')} says what to do)"
             )
         found = status.ref_findings
         if found["dangling"]:
@@ -167,7 +167,10 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
         if found["displaced"]:
             parts.append(f"{counted(found['displaced'], 'displaced ref')} (the admin can restore or discard them)")
         if found["unknown_objects"]:
-            parts.append(f"{counted(found['unknown_objects'], 'object')} in the store that no ledger row accounts for")
+            parts.append(
+                f"{counted(found['unknown_objects'], 'object')} in the store that no ledger row accounts for "
+                f"({self.command('verify_credentials --deep')} lists them)"
+            )
         if found["keyless"]:
             parts.append(
                 f"{counted(found['keyless'], 'ref')} under keys that are not in KFS_CREDENTIALS['KEYS'] (put these "

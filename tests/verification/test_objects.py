@@ -1,0 +1,178 @@
+"""What the store lists: objects that nobody knows, and objects of refs that count as erased for good."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfs_credentials.crypto import Scope, new_ref, object_name
+from kfs_credentials.errors import SecretNotFound
+from kfs_credentials.models import Event, SecretObject
+from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.verification import objects
+from kfs_credentials.verification.findings import FindingClass
+from kfs_credentials.verification.objects import Listing
+from tests.cleanup.rows import add_ref, add_secret, make_source, put_late, ref_of
+from tests.management.rows import ledger_row
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOBODY = Scope("tenant-a", "00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002")
+
+
+def unknown(store: EncryptedStore, directory: Path, age: float = 3_600.0) -> str:
+    """Put an object that nobody knows, as old as that; return its name."""
+    ref = new_ref()
+    store.put(NOBODY, ref, {"token": "made-up"})
+    name = object_name(ref, prefix=store.prefix)
+    written = time.time() - age
+    os.utime(directory / name, (written, written))
+    return name
+
+
+def look(**options: Any) -> Listing:
+    listing = Listing("default", **options)
+    listing.run()
+    return listing
+
+
+def details(listing: Listing) -> list[tuple[str, str]]:
+    return sorted((one.what.value, one.detail) for one in listing.findings.listed())
+
+
+def test_all_are_known(store: EncryptedStore) -> None:
+    make_source()
+    add_secret(store, None, "retired")
+    listing = look()
+    assert (listing.seen, details(listing)) == (2, [])
+
+
+def test_an_object_that_no_row_accounts_for(store: EncryptedStore, secrets_directory: Path) -> None:
+    make_source()
+    name = unknown(store, secrets_directory)
+    assert details(look()) == [("object_unknown", f"default: {name}")]
+    assert details(look(classes=[FindingClass.OBJECT_OF_FINAL])) == []
+    assert list(store.list()).count(name) == 1
+
+
+def test_an_object_of_a_ref_that_the_node_service_has_reserved_is_known(store: EncryptedStore) -> None:
+    source = make_source()
+    row = ledger_row(source, state="staged")
+    put_late(store, row)
+    assert details(look()) == []
+
+
+def test_an_object_whose_row_is_final(store: EncryptedStore) -> None:
+    row = add_secret(store, None, "final")
+    listing = look()
+    assert [(one.what, one.ref) for one in listing.findings.listed()] == [
+        (FindingClass.OBJECT_OF_FINAL, row.credential_ref)
+    ]
+
+
+def test_a_damaged_object_whose_row_is_final_is_there_too(store: EncryptedStore, secrets_directory: Path) -> None:
+    row = add_secret(store, None, "final")
+    (secrets_directory / object_name(row.credential_ref, prefix=store.prefix)).write_bytes(b"")
+    assert [what for what, _ in details(look())] == ["object_of_final"]
+
+
+def test_what_is_erased_after_it_was_listed_is_no_finding(
+    store: EncryptedStore, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_secret(store, None, "final")
+    unknown(store, secrets_directory)
+    real = Listing._patrolled
+
+    def then_erased(self: Listing, digests: Any) -> Any:
+        answer = real(self, digests)
+        for path in secrets_directory.rglob("*.enc"):
+            path.unlink()
+        return answer
+
+    monkeypatch.setattr(Listing, "_patrolled", then_erased)
+    assert details(look()) == []
+
+
+def test_erased_on_request(store: EncryptedStore, secrets_directory: Path) -> None:
+    kept = make_source()
+    old = [unknown(store, secrets_directory) for _ in range(3)]
+    listing = look(erase=True)
+    assert (listing.erased, details(listing)) == (3, [])
+    assert list(store.list()) == [object_name(ref_of(kept), prefix=store.prefix)]
+    (event,) = Event.objects.filter(kind="erased", credential_ref=None)
+    assert event.detail == "3 objects without a ledger row, in store default"
+    assert len(old) == 3
+
+
+def test_never_one_that_is_younger_than_the_grace(store: EncryptedStore, secrets_directory: Path) -> None:
+    young = unknown(store, secrets_directory, age=590)
+    ahead = unknown(store, secrets_directory, age=-100)
+    unknown(store, secrets_directory, age=700)
+    listing = look(erase=True)
+    assert listing.erased == 1
+    why = "not erased: younger than ERASE_GRACE"
+    assert details(listing) == sorted(("object_unknown", f"default: {name} ({why})") for name in (young, ahead))
+    assert sorted(store.list()) == sorted([young, ahead])
+
+
+def test_never_one_whose_age_cannot_be_told(
+    store: EncryptedStore, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = unknown(store, secrets_directory)
+    monkeypatch.setattr(EncryptedStore, "_modified_at", lambda self, name: None)
+    listing = look(erase=True)
+    assert (listing.erased, list(store.list())) == (0, [name])
+    assert details(listing) == [("object_unknown", f"default: {name} (not erased: its age cannot be told)")]
+
+
+def test_never_one_that_gets_its_row_right_before(
+    store: EncryptedStore, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger that was restored, or a source that the cleanup registers."""
+    row = add_secret(store, make_source(), "retired")
+    SecretObject.objects.filter(pk=row.credential_ref).delete()
+    values = {name: value for name, value in vars(row).items() if not name.startswith("_")}
+    row.delete()
+    name = object_name(row.credential_ref, prefix=store.prefix)
+    os.utime(secrets_directory / name, (0, 0))
+    real = Listing._age
+
+    def then_known(self: Listing, store: Any, name: str) -> Any:
+        type(row).objects.get_or_create(**values)
+        return real(self, store, name)
+
+    monkeypatch.setattr(Listing, "_age", then_known)
+    listing = look(erase=True)
+    assert (listing.erased, name in set(store.list())) == (0, True)
+
+
+def test_what_a_writer_that_died_has_left_has_an_age_too(store: EncryptedStore, secrets_directory: Path) -> None:
+    name = unknown(store, secrets_directory)
+    (secrets_directory / name).rename(secrets_directory / f"{name}.tmp")
+    assert [what for what, _ in details(look())] == ["object_unknown"]
+    listing = look(erase=True)
+    assert (listing.erased, list(store.list())) == (1, [])
+    with pytest.raises(SecretNotFound):
+        store.modified_at(name)
+
+
+def test_more_than_are_looked_for_at_once(
+    store: EncryptedStore, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "AT_ONCE", 2)
+    monkeypatch.setattr(objects, "PAGE", 2)
+    for _ in range(5):
+        unknown(store, secrets_directory)
+    for _ in range(3):
+        add_ref(None, "active")
+    assert look().findings.counts == {FindingClass.OBJECT_UNKNOWN: 5}
+    assert look(erase=True).erased == 5
+
+
+def test_a_store_that_cannot_list(store: EncryptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EncryptedStore, "can_list", False)
+    assert look().not_listed == ["default"]
