@@ -17,6 +17,7 @@ from django.db.models import Exists, OuterRef, Q
 from psycopg.errors import LockNotAvailable
 
 from kfs_credentials import sql
+from kfs_credentials.audit import announce, current_actor
 from kfs_credentials.crypto import Plaintext, Scope, validate_ref
 from kfs_credentials.errors import (
     BeingDeleted,
@@ -33,7 +34,7 @@ from kfs_credentials.errors import (
     StoreUnavailable,
 )
 from kfs_credentials.ledger import Moved, Operation, check_admission, note_claim, point, reserve
-from kfs_credentials.models import Attention, Purpose, RefError, RefState, SecretObject, Source
+from kfs_credentials.models import Attention, EventKind, Purpose, RefError, RefState, SecretObject, Source
 from kfs_credentials.models.ledger import LedgerQuerySet
 from kfs_credentials.redaction import short_ref
 from kfs_credentials.stores import secret_stores
@@ -158,9 +159,10 @@ class Repairs:
             now = sql.query(self.using, "services/lock_source", tenant=named.tenant, source=named.source)
             if not now or now[0][2] != named.ref:
                 return Repair.LATER
-            ((adopted,),) = sql.query(self.using, "cleanup/adopt", ref=named.ref, store="default")
+            adopted = sql.query(self.using, "cleanup/adopt", ref=named.ref, store="default", actor=current_actor())
             if not adopted:
                 return Repair.LATER
+            announce(self.using, EventKind.ADOPTED, [named.ref])
             self._keep(displaced)
         return Repair.REGISTERED
 
@@ -176,7 +178,7 @@ class Repairs:
             back = rows.filter(credential_ref=named.ref, state=RefState.RETIRED).never_claimed()
             if not (back_again := list(back.values_list("pk", flat=True))):
                 return Repair.LATER
-            rows.filter(pk__in=back_again).activate(now[0][1])
+            rows.filter(pk__in=back_again).activate(now[0][1], event=EventKind.REINSTATED)
             SecretObject.objects.using(self.using).mark([named.ref], None)
             self._keep(displaced)
         logger.warning(
@@ -214,6 +216,7 @@ class Repairs:
                 ref=copy.ref,
                 from_ref=named.ref,
                 scrub=False,
+                event=EventKind.RESCUED,
             )
             self._keep(displaced)
         logger.warning("source %s names a ref that is being erased: its secret was copied to a new one", named.source)
