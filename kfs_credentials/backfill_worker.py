@@ -15,6 +15,7 @@ from kfs_credentials.backfill import Backfill
 from kfs_credentials.batch import Batch, Move, Put
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import LeaseLost, StoreDenied, StoreMisconfigured, StoreUnavailable
+from kfs_credentials.models import WorkerRole
 from kfs_credentials.worker import LOOK_UP_EVERY, NAMED, End, Summary, Worker
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class BackfillWorker(Worker):
     """
 
     what = "jobs"
+    role = WorkerRole.BACKFILL
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class BackfillWorker(Worker):
         in_flight: Batch | None = None
         try:
             while True:
+                self._tick()
                 previous, in_flight = in_flight, None
                 # A row that is leased alone is at work alone: if this process dies now, it is held responsible.
                 alone = previous is not None and previous.lease.size == 1

@@ -7,6 +7,7 @@ worker looks after one page of whatever else there is to do.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from django.db import DatabaseError, InterfaceError
 from kfs_credentials.cleanup import PAGE, PARKED_FOR, Cleanup, Erasure, Outcome, PatrolPosition, SweepPosition
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import LeaseLost, SecretStoreError, StoreDenied, StoreMisconfigured, StoreUnavailable
+from kfs_credentials.models import WorkerRole
 from kfs_credentials.repairs import FINDINGS, Repair
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.transactions import describe
@@ -50,6 +52,7 @@ class CleanupSummary(Summary):
     repairs: Counter[Repair] = field(default_factory=Counter)
     retired: int = 0
     purged: int = 0
+    events_purged: int = 0
     unknown: int = 0
     """Objects that the patrol found and no ledger row accounts for."""
 
@@ -68,6 +71,7 @@ class CleanupWorker(Worker):
     """
 
     what = "refs"
+    role = WorkerRole.CLEANUP
 
     def __init__(
         self,
@@ -100,6 +104,7 @@ class CleanupWorker(Worker):
         self._found: dict[str, tuple[Repair, float]] = {}
         self._later: set[str] = set()
         self._purging = False
+        self._purge_events_at = 0.0
         self._looked: Look | None = None
         self._left_before = -1
 
@@ -117,6 +122,7 @@ class CleanupWorker(Worker):
 
     def _run(self) -> None:
         while not self.stop:
+            self._tick()
             if self.limit is not None and self.taken >= self.limit and self._in_flight is None:
                 self._end(End.LIMIT, f"the limit of {self.limit} is reached")
                 return
@@ -345,6 +351,8 @@ class CleanupWorker(Worker):
 
     def _go_round(self) -> bool:
         """Patrol a page of the store, or purge a batch after it; return whether there may be more."""
+        if self._purge_events():
+            return True
         if self._purging:
             purged = self._in_database(lambda: self.steps.purge(self._size))
             if purged is not None:
@@ -383,7 +391,18 @@ class CleanupWorker(Worker):
             self.summary.unknown = position.found
             if self._completed(position):
                 self._patrol_over, self._purging = not self.watch, True
+                self._purge_events_at = 0.0
         return True
+
+    def _purge_events(self) -> bool:
+        """Delete a batch of old events; return whether there may be more. They are nobody's alone."""
+        if self._narrow or time.monotonic() < self._purge_events_at:
+            return False
+        purged = self._in_database(lambda: self.steps.purge_events(self._size))
+        self.summary.events_purged += purged or 0
+        if not purged:
+            self._purge_events_at = time.monotonic() + self._every(settings.RECOVER_AFTER) if self.watch else math.inf
+        return bool(purged)
 
     def _completed(self, position: SweepPosition | PatrolPosition) -> bool:
         """Note that a round was made to the end; False if another worker has begun anew, or nobody could be told."""

@@ -112,7 +112,8 @@ def reserve(
     """Reserve the operation's ref, unless an earlier call with the same id has; return the row that counts.
 
     Inside the caller's transaction, to be committed before a byte is written. `size`: of the plaintext, in bytes.
-    `event`: how it came about. Raises `OperationOver` if the id was used for another source, or if its ref was given up meanwhile.
+    `event`: how it came about. Raises `OperationOver` if the id was used for another source, or if its ref was given up
+    meanwhile.
     """
     reserved = sql.query(
         using,

@@ -140,8 +140,6 @@ def create_source(
         new = Operation(Purpose.CREATE, tenant, space, source, id=operation)
         put = _reserve_and_put(using, new, checked_credentials(credentials, validate))
     _repeated(using, _Insertion(using, tenant, source, values, new, put, is_made_id=source == made_id).insert)
-    if put is not None:
-        logger.info("source %s of tenant %s was created with credentials in store %s", source, tenant, put.store)
     return _read(using, source)
 
 
@@ -224,7 +222,6 @@ def rotate_credentials(
                 note_receipt(using, put.ref, put.receipt)
 
     _repeated(using, activate)
-    logger.info("credentials of source %s of tenant %s were rotated in store %s", source, tenant, put.store)
     return _read(using, source)
 
 
@@ -348,7 +345,6 @@ class _Put(NamedTuple):
     """What the store has for an operation. `receipt`: None if nothing was put, as the ref was active already."""
 
     ref: str
-    store: str
     receipt: Receipt | None
 
 
@@ -367,7 +363,7 @@ def _reserve_and_put(using: str, operation: Operation, plaintext: Plaintext) -> 
 
     ref, state = _repeated(using, commit)
     receipt = None if state == RefState.ACTIVE else store.put(scope, ref, plaintext)
-    return _Put(ref, store.alias, receipt)
+    return _Put(ref, receipt)
 
 
 @dataclass

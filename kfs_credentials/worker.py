@@ -19,14 +19,19 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
 
+from kfs_credentials.audit import acting_as
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import (
-    ImproperlyPrepared,
+    DatabaseRefused,
+    KfsCredentialsError,
     LeaseLost,
     StoreDenied,
     StoreMisconfigured,
     StoreUnavailable,
 )
+from kfs_credentials.leases import Leases
+from kfs_credentials.models import WorkerRole
+from kfs_credentials.ticks import Ticker, reason_of, refuse
 from kfs_credentials.transactions import TRIES, Fault, describe, fault, jittered, pause_before_try
 
 logger = logging.getLogger(__name__)
@@ -162,6 +167,7 @@ class Steps(Protocol):
     """
 
     using: str
+    leases: Leases
 
     def renew(self, batch: Any, /) -> None:
         """Extend the lease of a batch; raises `LeaseLost`."""
@@ -180,6 +186,7 @@ class Worker:
     """
 
     what: ClassVar[str]
+    role: ClassVar[WorkerRole]
     summary: Summary
 
     def __init__(self, steps: Steps, *, batch_size: int, watch: bool = False) -> None:
@@ -193,14 +200,29 @@ class Worker:
         self._store_backoff = Backoff()
         self._trouble: StoreUnavailable | None = None
         self._moved_at = time.monotonic()
+        self._ticker = Ticker(self.using, self.role, steps.leases.worker)
 
     def _work(self) -> None:
-        """Run `_run` until there is an end, listening to signals."""
-        with self.stop.on_signals():
+        """Run `_run` until there is an end, listening to signals; what it does is done in this worker's name."""
+        with self.stop.on_signals(), acting_as(self._common.leases.worker):
             try:
                 self._run()
             except (StoreDenied, StoreMisconfigured) as error:
+                self._refused(error)
                 self._end(End.DENIED, str(error))
+            except KfsCredentialsError as error:
+                self._refused(error)
+                raise
+
+    def _tick(self) -> None:
+        """Tell that this worker is at work, and not only waiting for a store that is out of reach."""
+        if self._trouble is None:
+            self._ticker.tick()
+
+    def _refused(self, error: KfsCredentialsError) -> None:
+        """Count what keeps this worker from working."""
+        if reason := reason_of(error):
+            refuse(self.using, self.role, reason)
 
     def _run(self) -> None:
         raise NotImplementedError
@@ -208,6 +230,7 @@ class Worker:
     def _wait_for_store(self, trouble: StoreUnavailable, renew: Callable[[], None]) -> None:
         """Wait for a store that is unavailable, and renew what is leased meanwhile."""
         self._trouble = trouble
+        self._refused(trouble)
         delay = self._store_backoff.next(trouble.retry_after)
         logger.warning("the secret store is unavailable, waiting %.1f s: %s", delay, trouble)
         if not self.watch and self._out_of_patience(database=True):
@@ -245,7 +268,7 @@ class Worker:
         """Do `work`, whole transactions of it again where that helps; None if the database is out of reach for now.
 
         A worker that is asked to stop tries nothing again: what it holds is given back then. No attempt of any job is
-        counted. Raises `ImproperlyPrepared` where only a person can help.
+        counted. Raises `DatabaseRefused` where only a person can help.
         """
         for attempt in range(1, TRIES + 1):
             try:
@@ -255,12 +278,12 @@ class Worker:
                 meaning, what = fault(error), describe(error)
             # Out here the error is gone: its text and its frames may hold a row.
             if meaning is Fault.DATA:
-                raise ImproperlyPrepared(
+                raise DatabaseRefused(
                     f"the database refused to change a row ({what}), and it cannot be told which: see the server's log "
                     "for the constraint or trigger. What this worker had leased is given back."
                 )
             if meaning is Fault.REFUSED:
-                raise ImproperlyPrepared(
+                raise DatabaseRefused(
                     f"the database refused a statement of this worker ({what}). Check that `manage.py migrate` has run "
                     "and that this role may read and write the tables."
                 )

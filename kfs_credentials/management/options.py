@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
@@ -17,10 +17,19 @@ from django.db import DatabaseError, InterfaceError, connections, router
 from django.db.migrations.executor import MigrationExecutor
 from rich.cells import cell_len
 
+from kfs_credentials.actor import acting_as, operating_system_user
 from kfs_credentials.checks import hidden_tables, invalid_indexes
-from kfs_credentials.errors import ImproperlyPrepared, KfsCredentialsError, StoreUnavailable
-from kfs_credentials.models import Source
+from kfs_credentials.errors import (
+    ImproperlyPrepared,
+    InvalidIndex,
+    KfsCredentialsError,
+    NotMigrated,
+    RowsHidden,
+    StoreUnavailable,
+)
+from kfs_credentials.models import RefusalReason, Source, WorkerRole
 from kfs_credentials.selection import Selection
+from kfs_credentials.ticks import reason_of, refuse
 from kfs_credentials.transactions import Fault, describe, fault
 
 if TYPE_CHECKING:
@@ -87,7 +96,13 @@ class TeachingCommand(BaseCommand):
 
 
 class WorkCommand(TeachingCommand):
-    """A command on the tables of this app: `--database`, exit codes, and errors that say what to do."""
+    """A command on the tables of this app: `--database`, exit codes, and errors that say what to do.
+
+    What it does is done in the name of `--by`, if it has that, or of the user who runs it.
+    """
+
+    role: ClassVar[WorkerRole | None] = None
+    """Under which role it is counted if it refuses to work; None if it is no worker."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Return the parser; below the options are the examples and the exit codes."""
@@ -108,19 +123,23 @@ class WorkCommand(TeachingCommand):
         default = router.db_for_write(Source)
         using = options["database"] or default
         self.flags = _flags(using if using != default else None, options)
+        refusal: RefusalReason | None = None
         try:
             check_ready(using)
             check_selection(using, options)
-            code, problem = self.work(using, options), ""
+            with acting_as(options.get("by") or f"command:{operating_system_user()}"):
+                code, problem = self.work(using, options), ""
         except StoreUnavailable as error:
-            code, problem = Exit.UNKNOWN, f"The secret store is out of reach: {error}"
+            code, problem, refusal = Exit.UNKNOWN, f"The secret store is out of reach: {error}", reason_of(error)
         except (KfsCredentialsError, ImproperlyConfigured) as error:
-            code, problem = Exit.WRONG_USE, str(error)
+            code, problem, refusal = Exit.WRONG_USE, str(error), reason_of(error)
         except (DatabaseError, InterfaceError) as error:
-            code, problem = database_problem(using, error)
+            (code, problem), refusal = database_problem(using, error), reason_of(error)
         except KeyboardInterrupt:
             code, problem = Exit.NOT_FINISHED, "Interrupted. It is safe to run this again."
         # Out here, where the error has no context: a database's quotes rows.
+        if refusal is not None and self.role is not None:
+            refuse(using, self.role, refusal)
         if problem:
             raise CommandError(problem, returncode=code)
         if code is not Exit.CLEAN:
@@ -256,7 +275,7 @@ def check_ready(using: str) -> None:
     """
     connection = connections[using]
     if connection.vendor != "postgresql":
-        raise ImproperlyPrepared(
+        raise NotMigrated(
             f"DATABASES['{using}'] is {connection.display_name}, and kfs_credentials needs PostgreSQL. Give another "
             "alias with --database, or correct DATABASES."
         )
@@ -265,16 +284,16 @@ def check_ready(using: str) -> None:
     wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "kfs_credentials"]
     if executor.migration_plan(wanted):
         database = "" if using == "default" else f" --database {using}"
-        raise ImproperlyPrepared(
+        raise NotMigrated(
             f"The database '{using}' is not migrated. Run `manage.py migrate kfs_credentials{database}` first."
         )
     if hidden := hidden_tables(using):
-        raise ImproperlyPrepared(
+        raise RowsHidden(
             f"Row-level security hides rows of {', '.join(hidden)} from this role, and a source that cannot be "
             "seen would be taken for one that was deleted. Use a role with BYPASSRLS."
         )
     if invalid := invalid_indexes(using):
-        raise ImproperlyPrepared(
+        raise InvalidIndex(
             f"INVALID indexes: {', '.join(invalid)}. An interrupted CREATE INDEX CONCURRENTLY left them behind, and "
             "an invalid unique index keeps nothing unique. DROP INDEX CONCURRENTLY, then build them again."
         )

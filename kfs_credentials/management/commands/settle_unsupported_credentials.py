@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from kfs_credentials.actor import operating_system_user
 from kfs_credentials.errors import ImproperlyPrepared
 from kfs_credentials.management.options import (
     Exit,
@@ -71,7 +71,7 @@ examples:
                 f"{self.command('settle_unsupported_credentials --all --dry-run')} lists what there is."
             )
         if not options["dry_run"]:
-            acknowledge(using, found, by=options["by"] or _user())
+            acknowledge(using, found, by=options["by"] or operating_system_user())
         return self._finish(found, len(before), options)
 
     def _finish(self, found: Sequence[Unsettled], before: int, options: dict[str, Any]) -> Exit:
@@ -89,10 +89,3 @@ examples:
         if before:
             line += f" {before:,} had been acknowledged before."
         return self.report(options["format"], {"found" if options["dry_run"] else "acknowledged": listed}, line)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"  # a container whose user has no name
