@@ -165,9 +165,9 @@ class WorkCommand(TeachingCommand):
             self.stdout.write("  ".join(cells).rstrip())
 
     def report(self, output: str, value: Any, line: str, code: Exit = Exit.CLEAN) -> Exit:
-        """Print the last line and return `code`; for JSON print the value, and the line on standard error."""
-        if output == "json":
-            self.stdout.write(json.dumps(value, indent=2))
+        """Print the last line and return `code`; for JSON and text print the value, and the line on standard error."""
+        if output != "table":
+            self.stdout.write(value if isinstance(value, str) else json.dumps(value, indent=2))
             self.stderr.write(line, str)
         else:
             self.stdout.write(line, self.style.WARNING if code else self.style.SUCCESS)
@@ -180,13 +180,13 @@ def add_selection_arguments(parser: CommandParser) -> None:
     parser.add_argument("--space", metavar="UUID", type=uuid_argument, help="only the sources of this knowledge space")
 
 
-def add_format_argument(parser: CommandParser) -> None:
-    """Add `--format`."""
+def add_format_argument(parser: CommandParser, *more: str) -> None:
+    """Add `--format`; `more`: formats besides table and JSON."""
     parser.add_argument(
         "--format",
-        choices=("table", "json"),
+        choices=("table", "json", *more),
         default="table",
-        help="how to print the result (default: table); with json the last line goes to standard error",
+        help="how to print the result (default: table); with others the last line goes to standard error",
     )
 
 
