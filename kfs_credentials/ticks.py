@@ -60,7 +60,8 @@ def refuse(using: str, role: WorkerRole, reason: RefusalReason) -> None:
     except (DatabaseError, InterfaceError, ImproperlyPrepared) as error:
         what = str(error) if isinstance(error, ImproperlyPrepared) else describe(error)
         logger.info("a refusal could not be counted (%s)", what)
-        connections[using].close_if_unusable_or_obsolete()
+        if not connections[using].in_atomic_block:
+            connections[using].close_if_unusable_or_obsolete()
     worker_refused.send_robust(Refusal, using=using, role=role, reason=reason)
 
 

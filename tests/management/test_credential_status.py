@@ -205,7 +205,8 @@ def test_the_json_has_every_member(run: Run) -> None:
     ages = status.pop("ages")
     assert list(ages["backfills"]) == ["queued", "running", "failed"]
     assert list(ages["ledger"]) == ["staged", "candidate", "active", "retired", "deleting", "deleted"]
-    assert all(isinstance(one, int) and one >= 0 for one in (age, *ages["backfills"].values(), *ages["ledger"].values()))
+    every = (age, *ages["backfills"].values(), *ages["ledger"].values())
+    assert all(isinstance(one, int) and one >= 0 for one in every)
     assert status == {
         "sources": {
             "total": 8,
