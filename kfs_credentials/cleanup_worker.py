@@ -401,7 +401,8 @@ class CleanupWorker(Worker):
         purged = self._in_database(lambda: self.steps.purge_events(self._size))
         self.summary.events_purged += purged or 0
         if not purged:
-            self._purge_events_at = time.monotonic() + self._every(settings.RECOVER_AFTER) if self.watch else math.inf
+            pause = max(settings.RECOVER_AFTER, settings.POLL_INTERVAL) if self.watch else math.inf
+            self._purge_events_at = time.monotonic() + pause
         return bool(purged)
 
     def _completed(self, position: SweepPosition | PatrolPosition) -> bool:

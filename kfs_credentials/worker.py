@@ -182,7 +182,7 @@ class Steps(Protocol):
 class Worker:
     """A loop over steps, until nothing is left (`watch=False`) or until it is stopped.
 
-    `batch_size`: the most rows of one batch. Subclasses implement `_run`, and say `what` their rows are.
+    `batch_size`: the most rows of one batch. Subclasses implement `_run`, and say `what` their rows are and what `role` they have.
     """
 
     what: ClassVar[str]

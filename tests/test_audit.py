@@ -17,6 +17,7 @@ from kfs_credentials import audit, services
 from kfs_credentials.backfill import Backfill
 from kfs_credentials.backfill_worker import BackfillWorker
 from kfs_credentials.cleanup import Cleanup
+from kfs_credentials.errors import SecretStoreError
 from kfs_credentials.leases import new_worker_name, seconds_from_now
 from kfs_credentials.models import Event, EventKind
 from kfs_credentials.operations import acknowledge, unsettled
@@ -131,6 +132,21 @@ def test_an_erasure_says_whether_there_was_anything_to_erase(steps: Cleanup, sto
     erase(steps)
     receipts = dict(Event.objects.values_list("credential_ref", "detail"))
     assert receipts == {there.credential_ref: "erased", absent.credential_ref: "absent"}
+
+
+def test_what_the_store_said_is_in_no_event(
+    steps: Cleanup, store: EncryptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_ref()
+    add_ref(delete_attempts=25)
+    answer = SecretStoreError(f"https://user:{CANARY}@host")
+    monkeypatch.setattr(store, "_delete_many", lambda addresses, deadline: [answer for _ in addresses])
+    erase(steps)
+    details = dict(Event.objects.values_list("kind", "detail"))
+    assert details == {"erasure_failed": "SOURCE_SECRET_DELETE_FAILED", "parked": "SOURCE_SECRET_NEEDS_ATTENTION"}
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT string_agg(event::text, '') FROM kfs_credentials_event event")
+        assert CANARY not in cursor.fetchone()[0]
 
 
 def test_an_act_about_no_ref_is_in_the_callers_transaction() -> None:
