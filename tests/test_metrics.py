@@ -284,6 +284,7 @@ def test_the_events_of_an_hour_are_found_by_an_index() -> None:
         cursor.execute(f"EXPLAIN {query}")
         plan = "\n".join(line for (line,) in cursor.fetchall())
     assert "kfs_credentials_event_kind_idx" in plan
+    assert "Index Cond: ((kind = ANY" in plan
 
 
 # Where they are had.
