@@ -24,6 +24,7 @@ from django.db import DatabaseError, connections, transaction
 from kfs_credentials import sql
 from kfs_credentials.audit import announce, announce_all, current_actor
 from kfs_credentials.batch import Batch, Item, Move, Put, SourceNow, decide, made
+from kfs_credentials.binding import Watch
 from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import KeyRing, new_ref
 from kfs_credentials.leases import Lease, Leases
@@ -31,6 +32,7 @@ from kfs_credentials.models import EventKind, JobError, RefState, RunState, Sour
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.models.backfill import BackfillQuerySet
 from kfs_credentials.models.knowledge_space import being_deleted
+from kfs_credentials.pause import check_not_paused
 from kfs_credentials.stores import Address, Entry, SecretStore
 from kfs_credentials.transactions import Fault, fault, short_transaction
 
@@ -68,11 +70,13 @@ class Backfill:
         which kills its worker is alone sooner or later, and only then held responsible. `beside`: this worker has
         another batch at work, so that a single row is not alone.
 
-        Locks the jobs, SKIP LOCKED, for one short transaction. Reads values, writes none.
+        Locks the jobs, SKIP LOCKED, for one short transaction. Reads values, writes none. Raises `WorkersPaused` and
+        `BindingBroken`.
         """
         lease = self.leases.new()
         leaving = being_deleted(self.using)
         with short_transaction(self.using):
+            watch = self._admitted()
             jobs = self._jobs().of_open_sources(leaving)
             expired = jobs.expired().with_leased_size()
             # Of those that are free: a frozen worker holds its rows, and must not stand before everybody else's.
@@ -108,18 +112,20 @@ class Backfill:
                 if not item.is_fingerprinted(ring):
                     # The candidate was reserved for another value, and somebody may have put that one there.
                     item.put, item.plaintext = Put.STALE, None
-        return Batch(lease, items)
+        return Batch(lease, items, watch)
 
     def discover(self, limit: int, *, beside: bool = False) -> Batch | None:
         """Lease at most `limit` legacy sources that have no job; None if none was found before the end of the table.
 
         Goes through the sources in id order and starts anew at the end. Locks sources and spaces, SKIP LOCKED, for
-        one short transaction, in which job and candidate of each are inserted together. `beside`: as for `claim`.
+        one short transaction, in which job and candidate of each are inserted together. `beside`, and what is raised:
+        as for `claim`.
         """
         lease = self.leases.new()
         ring = key_ring()
         leaving = being_deleted(self.using)
         with short_transaction(self.using):
+            watch = self._admitted()
             if self.after is None:
                 self.rejected.clear()
             items = self._discovered(limit, leaving)
@@ -134,7 +140,15 @@ class Backfill:
             reserved = self._reserve(items, lease, ring)
         self.leases.taken()
         self.after = items[-1].source_id
-        return Batch(lease, reserved)
+        return Batch(lease, reserved, watch)
+
+    def _admitted(self) -> Watch:
+        """Return what to watch of the store while a batch is put, inside the transaction that claims it.
+
+        Raises `WorkersPaused` and `BindingBroken`.
+        """
+        check_not_paused(self.using)
+        return Watch.begin(self.using, self.store.alias)
 
     def _jobs(self) -> BackfillQuerySet:
         jobs: BackfillQuerySet = SourceCredentialBackfill.objects.using(self.using)
@@ -201,7 +215,7 @@ class Backfill:
         batch.putting = [item for item in batch.items if item.to_put]
         entries = [Entry(item.scope, item.ref, item.plaintext) for item in batch.putting if item.plaintext is not None]
         if entries:
-            batch.call = self.store.start_put_many(entries, guard=batch.lease.check)
+            batch.call = self.store.start_put_many(entries, guard=batch.lease.check, look=batch.watch.look)
 
     def finish_put(self, batch: Batch) -> None:
         """Note what the store answered for each item.
@@ -231,7 +245,7 @@ class Backfill:
         Items whose row is not this lease's any more belong to another worker, and are not counted.
 
         Locks ledger rows (waits for LOCK_TIMEOUT at most), then jobs and sources (SKIP LOCKED). Raises `LeaseLost` if
-        the lease ran out before the commit; then nothing was written.
+        the lease ran out before the commit, and `BindingBroken`; then nothing was written.
         """
         moves: dict[Move, list[Item]] = {move: [] for move in Move}
         with short_transaction(self.using):
@@ -265,6 +279,7 @@ class Backfill:
             unnamed = [item for item in moves[Move.FAIL] if item.put is not Put.MISSING]
             finish(self.using, unnamed, RunState.FAILED, RefState.RETIRED)
             self._requeue(moves, batch.lease)
+            batch.watch.end()
             batch.lease.check()
         return Counter({move: len(items) for move, items in moves.items() if items})
 

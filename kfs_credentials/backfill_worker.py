@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kfs_credentials.backfill import Backfill
 from kfs_credentials.batch import Batch, Move, Put
 from kfs_credentials.conf import settings
-from kfs_credentials.errors import LeaseLost, StoreDenied, StoreMisconfigured, StoreUnavailable
+from kfs_credentials.errors import LeaseLost, StoreDenied, StoreMisconfigured, StoreUnavailable, WorkersPaused
 from kfs_credentials.models import WorkerRole
 from kfs_credentials.worker import LOOK_UP_EVERY, NAMED, End, Summary, Worker
 
@@ -78,7 +78,6 @@ class BackfillWorker(Worker):
         in_flight: Batch | None = None
         try:
             while True:
-                self._tick()
                 previous, in_flight = in_flight, None
                 # A row that is leased alone is at work alone: if this process dies now, it is held responsible.
                 alone = previous is not None and previous.lease.size == 1
@@ -89,6 +88,7 @@ class BackfillWorker(Worker):
                 if previous is not None:
                     self._settle(previous, also=in_flight)
                     previous = None
+                self._tick()
                 if in_flight is None and not alone and not self._wait():
                     return
         finally:
@@ -108,9 +108,15 @@ class BackfillWorker(Worker):
             size = min(size, self.limit - self.taken)
         if size <= 0:
             return None
-        batch = self._in_database(lambda: self._claim(size, beside=beside))
-        if batch is None and not self.stop:
-            batch = self._in_database(lambda: self.steps.discover(size, beside=beside))
+        self._pause = None
+        try:
+            batch = self._in_database(lambda: self._claim(size, beside=beside))
+            if batch is None and not self.stop:
+                batch = self._in_database(lambda: self.steps.discover(size, beside=beside))
+        except WorkersPaused as pause:
+            self._pause = pause
+            return None
+        self._was_paused = False
         if batch is not None:
             self.taken += len(batch.items)
             self._pace.spend(len(batch.items))
@@ -173,7 +179,7 @@ class BackfillWorker(Worker):
         """Wait for the store, renewing the leases of both batches; return what is wrong with the store, if anything."""
         try:
             while batch.call is not None and not batch.call.wait(min(batch.lease.duration / 6, LOOK_UP_EVERY)):
-                if self.stop.overdue:
+                if self.stop.overdue or batch.lease.is_ending:
                     return None  # given back; if the store still finishes, the next worker finds its secrets there
                 self._renew(batch)
                 if also is not None:
@@ -195,6 +201,8 @@ class BackfillWorker(Worker):
         if self.limit is not None and self.taken >= self.limit:
             self._end(End.LIMIT, f"the limit of {self.limit} is reached")
             return False
+        if self._pause is not None:
+            return self._wait_for_resume()
         if delay := self._pace.delay():
             self.stop.wait(delay)
             return True

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from kfs_credentials.binding import Watch
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import (
     Credentials,
@@ -214,6 +215,7 @@ class Batch:
 
     lease: Lease
     items: list[Item]
+    watch: Watch
     putting: list[Item] = field(default_factory=list)
     call: Call[list[Receipt | KfsCredentialsError]] | None = None
 

@@ -9,8 +9,16 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags
 from django.db import DatabaseError, InterfaceError, connections, router
 
+from kfs_credentials.binding import check_bindable
 from kfs_credentials.conf import NAME, key_ring, settings
-from kfs_credentials.errors import InvalidKey, InvalidSetting, SecretStoreError, StoreMisconfigured, StoreUnavailable
+from kfs_credentials.errors import (
+    BindingBroken,
+    InvalidKey,
+    InvalidSetting,
+    SecretStoreError,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
 from kfs_credentials.models import Source
 from kfs_credentials.stores import secret_stores
 
@@ -113,6 +121,38 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
                 id="kfs_credentials.W009",
             )
         ]
+
+
+@checks.register(TAG, Tags.security, deploy=True)
+def check_binding(**_: Any) -> list[CheckMessage]:
+    """E012: the database and a secret store do not know each other. W013: that could not be found out."""
+    alias = router.db_for_write(Source)
+    if connections[alias].vendor != "postgresql":
+        return []  # E005 says so
+    found: list[CheckMessage] = []
+    try:
+        for store in settings.STORES:
+            found += _binding(alias, store)
+    except InvalidSetting:
+        pass  # E001 says so
+    except (DatabaseError, InterfaceError) as error:
+        found.append(
+            checks.Warning(
+                f"DATABASES['{alias}'] could not be asked which secret store it is bound to ({type(error).__name__}).",
+                hint="Check again once it can be reached and `manage.py migrate` has run.",
+                id="kfs_credentials.W013",
+            )
+        )
+    return found
+
+
+def _binding(using: str, store: str) -> Iterator[CheckMessage]:
+    try:
+        check_bindable(using, store)
+    except BindingBroken as error:
+        yield Error(str(error), id="kfs_credentials.E012")
+    except (InvalidKey, SecretStoreError):
+        pass  # E002 to E004 say so
 
 
 def _old_server(alias: str) -> Iterator[CheckMessage]:

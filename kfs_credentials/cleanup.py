@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from kfs_credentials import sql
 from kfs_credentials.audit import announce, current_actor
+from kfs_credentials.binding import Watch, advance, check_bound
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import Scope
 from kfs_credentials.errors import (
@@ -49,6 +50,7 @@ from kfs_credentials.models import (
 )
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.models.ledger import LedgerQuerySet
+from kfs_credentials.pause import check_not_paused
 from kfs_credentials.repairs import Repair, Repairs
 from kfs_credentials.stores import Address, secret_stores
 from kfs_credentials.stores.base import Call
@@ -122,6 +124,8 @@ class Erasure:
     in_use: list[str] = field(default_factory=list)
     """Refs that were due, and that a source names: not claimed, to be repaired."""
     erasing: list[Item] = field(default_factory=list)
+    watches: list[Watch] = field(default_factory=list)
+    """What to watch of each store that has been asked."""
     call: Call[list[bool | KfsCredentialsError]] | None = None
 
     @property
@@ -303,10 +307,12 @@ class Cleanup:
         A ref that a source names is held, and one that a live job holds is put off: neither is claimed. `beside`: this
         worker has another batch at work, so that a single row is not alone.
 
-        Locks the rows, SKIP LOCKED, for one short transaction.
+        Locks the rows, SKIP LOCKED, for one short transaction. Raises `WorkersPaused`, and `BindingBroken` of any of
+        the stores.
         """
         lease = self.leases.new()
         with short_transaction(self.using):
+            check_not_paused(self.using)
             ids, alone = self._lock_due(limit, beside=beside)
             if not ids:
                 self.leases.taken()
@@ -325,6 +331,8 @@ class Cleanup:
             if alone and self._park(self.refs().filter(pk__in=free, delete_attempts__gte=settings.PARK_AFTER - 1)):
                 free = []
             items = self._items(self.refs().filter(pk__in=free))
+            for store in sorted({item.store for item in items}):
+                Watch.begin(self.using, store)
             lease.size = max(len(items), 1 + beside)
             self.refs().filter(pk__in=free).claim(lease, crashed_alone=alone)
         self.leases.taken()
@@ -368,14 +376,20 @@ class Cleanup:
         return rows.retry_later(RefError.NEEDS_ATTENTION, PARKED_FOR)
 
     def start_delete(self, erasure: Erasure) -> bool:
-        """Start the next store on what it holds of the batch; return False if none is left to ask."""
+        """Start the next store on what it holds of the batch; return False if none is left to ask.
+
+        A new epoch begins before anything is erased. Raises as `binding.advance` does, in transactions of its own.
+        """
         if not (waiting := erasure.waiting):
             return False
         group = [(item, item.address()) for item in erasure.items if item.store == waiting[0]]
         erasure.erasing = [item for item, address in group if address is not None]
         addresses = [address for _, address in group if address is not None]
         if addresses:
-            erasure.call = secret_stores[waiting[0]].start_delete_many(addresses, guard=erasure.lease.check)
+            watch = advance(self.using, waiting[0], worker=self.leases.worker)
+            erasure.watches.append(watch)
+            store = secret_stores[waiting[0]]
+            erasure.call = store.start_delete_many(addresses, guard=erasure.lease.check, look=watch.look)
         return True
 
     def finish_delete(self, erasure: Erasure) -> None:
@@ -398,8 +412,8 @@ class Cleanup:
         """Write what the store said about each ref, in one transaction; return how many of each outcome.
 
         Refs that are not this lease's any more belong to another worker, and are not counted. Locks the ledger rows
-        (waits for LOCK_TIMEOUT at most). Raises `LeaseLost` if the lease ran out before the commit; then nothing was
-        written.
+        (waits for LOCK_TIMEOUT at most). Raises `LeaseLost` if the lease ran out before the commit, and
+        `BindingBroken`; then nothing was written.
         """
         outcomes: dict[Outcome, list[Item]] = {outcome: [] for outcome in Outcome}
         with short_transaction(self.using):
@@ -411,6 +425,8 @@ class Cleanup:
             for outcome, items in outcomes.items():
                 if items:
                     self._write(outcome, items)
+            for watch in erasure.watches:
+                watch.end()
             erasure.lease.check()
         return Counter({outcome: len(items) for outcome, items in outcomes.items() if items})
 
@@ -454,9 +470,13 @@ class Cleanup:
     # 4. What the store holds and should not; what can be forgotten.
 
     def begin_patrol(self, store: str, *, every: float) -> PatrolPosition | None:
-        """Begin a round through all that a store lists; None as for `begin_sweep`, or if the store cannot list."""
+        """Begin a round through all that a store lists; None as for `begin_sweep`, or if the store cannot list.
+
+        Raises what concerns the store, `BindingBroken` too.
+        """
         if not secret_stores[store].can_list:
             return None
+        check_bound(self.using, store)
         lease = self._begin(Round.patrol(store), every)
         return None if lease is None else PatrolPosition(lease, store, secret_stores[store].list())
 
@@ -482,6 +502,8 @@ class Cleanup:
                 if row is None and len(position.unknown) < MOST_UNKNOWN:
                     position.unknown[bytes(digest)] = digests[bytes(digest)]
         else:
+            # Of an empty directory in the place of the store a patrol has seen nothing.
+            check_bound(self.using, position.store)
             self._report_unknown(position)
         position.page = {}
         return bool(digests)

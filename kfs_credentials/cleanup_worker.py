@@ -19,7 +19,14 @@ from django.db import DatabaseError, InterfaceError
 
 from kfs_credentials.cleanup import PAGE, PARKED_FOR, Cleanup, Erasure, Outcome, PatrolPosition, SweepPosition
 from kfs_credentials.conf import settings
-from kfs_credentials.errors import LeaseLost, SecretStoreError, StoreDenied, StoreMisconfigured, StoreUnavailable
+from kfs_credentials.errors import (
+    LeaseLost,
+    SecretStoreError,
+    StoreDenied,
+    StoreMisconfigured,
+    StoreUnavailable,
+    WorkersPaused,
+)
 from kfs_credentials.models import WorkerRole
 from kfs_credentials.repairs import FINDINGS, Repair
 from kfs_credentials.stores import secret_stores
@@ -110,30 +117,38 @@ class CleanupWorker(Worker):
 
     def run(self) -> CleanupSummary:
         """Work until there is an end; return what was done and why it ended."""
+        self._work()
+        return self.summary
+
+    def _run(self) -> None:
         try:
-            self._work()
+            self._loop()
         finally:
             if self._in_flight is not None:
                 self._give_back(self._in_flight)
             for position in (self._sweep, self._patrol):
                 if position is not None:
                     self._abandon_round(position)
-        return self.summary
+            self._in_flight = self._sweep = self._patrol = None
 
-    def _run(self) -> None:
+    def _loop(self) -> None:
         while not self.stop:
-            self._tick()
             if self.limit is not None and self.taken >= self.limit and self._in_flight is None:
                 self._end(End.LIMIT, f"the limit of {self.limit} is reached")
                 return
             try:
                 erased = self._erase()
+                if self._pause is not None:
+                    if not erased and not self._wait_for_resume():
+                        return
+                    continue
                 swept = self._look_after()
                 # A patrol reads the whole store: while there is something to erase, that comes first. A drain sweeps
                 # before it; who watches does both at a time, since the next sweep may be due when one is over.
                 busy = erased or swept
                 if not erased and (self.watch or not swept):
                     busy = self._go_round() or busy
+                self._tick()
                 if busy:
                     self._looked = None
                 elif not self._wait():
@@ -179,12 +194,19 @@ class CleanupWorker(Worker):
             size = min(size, self.limit - self.taken)
         if size <= 0:
             return None
-        erasure = self._in_database(lambda: self.steps.claim(size, beside=beside))
+        self._pause = None
+        try:
+            erasure = self._in_database(lambda: self.steps.claim(size, beside=beside))
+        except WorkersPaused as pause:
+            self._pause = pause
+            return None
+        self._was_paused = False
         if erasure is not None and erasure.items:
             self.taken += len(erasure.items)
             self._pace.spend(len(erasure.items))
             self._in_flight = erasure
-            self.steps.start_delete(erasure)
+            with suppress(LeaseLost):
+                self._start_delete(erasure)
         if erasure is not None:
             self._later.update(erasure.in_use)  # whatever keeps this worker from it now
         return erasure
@@ -206,11 +228,11 @@ class CleanupWorker(Worker):
     def _delete(self, erasure: Erasure) -> StoreUnavailable | StoreDenied | StoreMisconfigured | None:
         """Wait for the stores, renewing leases meanwhile; return what is wrong with one of them, if anything."""
         try:
-            while erasure.call is not None or self.steps.start_delete(erasure):
+            while erasure.call is not None or self._start_delete(erasure):
                 while erasure.call is not None and not erasure.call.wait(
                     min(erasure.lease.duration / 6, LOOK_UP_EVERY)
                 ):
-                    if self.stop.overdue:
+                    if self.stop.overdue or erasure.lease.is_ending:
                         return None  # given back; what is erased by then is found absent next time
                     self._renew(erasure)
                     self._renew_in_flight()
@@ -224,6 +246,10 @@ class CleanupWorker(Worker):
         except LeaseLost:
             pass
         return None
+
+    def _start_delete(self, erasure: Erasure) -> bool:
+        """Start the next store; return False if none is left to ask, or if the database is out of reach."""
+        return bool(self._in_database(lambda: self.steps.start_delete(erasure)))
 
     def _renew_in_flight(self) -> None:
         if self._in_flight is not None:

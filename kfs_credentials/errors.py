@@ -7,6 +7,7 @@ No message, argument, cause or context of these errors ever holds a credential o
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -130,6 +131,29 @@ class StoreMisconfigured(SecretStoreError):
     refusal = "store_misconfigured"
 
 
+class BindingProblem(StrEnum):
+    """Why a database and a store are not taken for each other's."""
+
+    UNBOUND = "unbound"  # the database has refs in use, and nobody has said which store is its own
+    UNCONFIRMED = "unconfirmed"  # somebody has begun to bind it, and did not finish
+    CLONE = "clone"  # the binding was made in another database: this is a copy, or was restored elsewhere
+    NO_PROBE = "no_probe"  # the store shows nothing: another directory or bucket, or one that is not mounted
+    UNREADABLE = "unreadable"  # no key of the ring opens the probe
+    OTHER = "other"  # the store is bound to another database
+    OLD_STORE = "old_store"  # the store shows an older epoch: it was restored from a copy
+    OLD_DATABASE = "old_database"  # the store shows a newer epoch: the database was restored from a copy
+
+
+class BindingBroken(StoreMisconfigured):
+    """The database and the store do not know each other, or not any more: nothing is put and nothing is erased."""
+
+    refusal = "wrong_store"
+
+    def __init__(self, problem: BindingProblem, message: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
 class SecretRetained(SecretStoreError):
     """The store may not erase this object now, or only hides it.
 
@@ -239,6 +263,12 @@ class MutationFailed(ServiceError):
 
 class LeaseLost(KfsCredentialsError):
     """The lease ran out, or its renewal failed or went unanswered: nothing may be written under it any more."""
+
+
+class WorkersPaused(KfsCredentialsError):
+    """Somebody has paused the workers of this database; the message says who and why."""
+
+    refusal = "paused"
 
 
 class ImproperlyPrepared(KfsCredentialsError):

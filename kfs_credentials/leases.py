@@ -27,6 +27,7 @@ from django.db.models.functions import Now
 from django.utils import translation
 from django.utils.translation import gettext_lazy as _
 
+from kfs_credentials import sql
 from kfs_credentials.errors import LeaseLost
 from kfs_credentials.transactions import short_transaction
 
@@ -45,6 +46,8 @@ class Lease:
     size: int = 0
     token: uuid.UUID = field(default_factory=uuid.uuid4)
     confirmed_at: float = field(default_factory=time.monotonic)
+    is_last: bool = False
+    """The workers are paused: it is not renewed any more."""
 
     @property
     def worker_id(self) -> str:
@@ -64,7 +67,12 @@ class Lease:
     @property
     def renewal_due(self) -> bool:
         """True once a third of the lease has passed since it was last confirmed."""
-        return self.remaining < self.duration * 2 / 3
+        return not self.is_last and self.remaining < self.duration * 2 / 3
+
+    @property
+    def is_ending(self) -> bool:
+        """True once what is not done is to be given back, as the workers are paused, while there is time for it."""
+        return self.is_last and self.remaining < self.duration / 4
 
     def check(self) -> None:
         """Raise `LeaseLost` if the lease may have run out. Call it before each store write and each commit."""
@@ -156,11 +164,15 @@ class Leases:
         self._taking = None
 
     def renew(self, lease: Lease) -> None:
-        """Extend a lease if a third of it is over. Raises `LeaseLost` if nothing of it is left."""
+        """Extend a lease if a third of it is over. Raises `LeaseLost` if nothing of it is left.
+
+        While the workers are paused it is not extended: see `Lease.is_ending`.
+        """
         if lease.renewal_due:
             asked_at = time.monotonic()
             with short_transaction(self.using):
-                renewed = self.rows().renew(lease)
+                ((lease.is_last,),) = sql.query(self.using, "pause/is_paused")
+                renewed = 0 if lease.is_last else self.rows().renew(lease)
             if renewed:
                 lease.confirmed(asked_at)
             lease.check()

@@ -176,7 +176,9 @@ def acknowledge(using: str, found: Sequence[Unsettled], *, by: str) -> int:
     return len(found)
 
 
-def in_batches(using: str, rows: Sequence[T], work: Callable[[Sequence[T]], None], *, size: int | None = None) -> None:
+def in_batches(
+    using: str, rows: Sequence[T], work: Callable[[Sequence[T]], object], *, size: int | None = None
+) -> None:
     """Call `work`, which is one transaction, with a batch of rows at a time; again where the database was busy.
 
     `size`: of a batch (default: BATCH_SIZE). Raises a database error where nothing helps.

@@ -18,6 +18,7 @@ from psycopg.errors import LockNotAvailable
 
 from kfs_credentials import sql
 from kfs_credentials.audit import announce, current_actor
+from kfs_credentials.binding import Watch, check_bound
 from kfs_credentials.crypto import Plaintext, Scope, validate_ref
 from kfs_credentials.errors import (
     BeingDeleted,
@@ -111,6 +112,8 @@ class Repairs:
             return Repair.FINE
         if named.state in (RefState.STAGED, RefState.CANDIDATE) and named.own:
             return Repair.LATER  # reconciled, past recover_after
+        # In a wrong store every ref would look as if it could not be read.
+        watch = check_bound(self.using, named.store)
         try:
             if named.state is not None and not named.own:
                 return self._report(named, Repair.MISPLACED)
@@ -118,7 +121,7 @@ class Repairs:
                 return self._register(named)
             if named.state == RefState.RETIRED and not named.claimed:
                 return self._reinstate(named)
-            return self._rescue(named)
+            return self._rescue(named, watch)
         except (StoreUnavailable, StoreDenied, StoreMisconfigured):
             raise
         except MutationFailed:
@@ -188,7 +191,7 @@ class Repairs:
         )
         return Repair.REINSTATED
 
-    def _rescue(self, named: Named) -> Repair:
+    def _rescue(self, named: Named, watch: Watch) -> Repair:
         store = secret_stores[named.store]
         try:
             credentials = store.get(named.scope, named.ref)
@@ -202,7 +205,7 @@ class Repairs:
         with short_transaction(self.using):
             reserve(self.using, copy, store=store.alias, size=plaintext.size)
         try:
-            store.put(named.scope, copy.ref, plaintext)
+            store.put(named.scope, copy.ref, plaintext, look=watch.look)
         except CredentialsTooLarge:
             return self._report(named, Repair.UNREADABLE)
         with short_transaction(self.using):
@@ -219,6 +222,7 @@ class Repairs:
                 event=EventKind.RESCUED,
             )
             self._keep(displaced)
+            watch.end()
         logger.warning("source %s names a ref that is being erased: its secret was copied to a new one", named.source)
         return Repair.RESCUED
 

@@ -38,16 +38,21 @@ from kfs_credentials.arguments import (
     taken_apart,
 )
 from kfs_credentials.batch import Legacy
+from kfs_credentials.binding import Watch, check_bound, ensure_bound
 from kfs_credentials.conf import NAME, settings
 from kfs_credentials.crypto import Credentials, Plaintext, Scope, sensitive
 from kfs_credentials.errors import (
     BeingDeleted,
+    BindingBroken,
+    BindingProblem,
     ImproperlyPrepared,
     InvalidMetadata,
     KfsCredentialsError,
     MutationFailed,
     NoCredentials,
+    SecretIntegrityError,
     SecretNotFound,
+    SecretStoreError,
     SourceBusy,
     SourceExists,
     SourceNotFound,
@@ -149,7 +154,8 @@ def resolve_credentials(*, tenant: str, source_id: Id, using: str | None = None)
 
     Raises `SourceNotFound`; `NoCredentials` if there are none, or none that may be read; `InvalidCredentials` if those
     in clear are nested too deep; `SecretNotFound`, `SecretIntegrityError`, `StoreUnavailable`, `StoreDenied`,
-    `StoreMisconfigured`. Never returns None, part of a secret, or ciphertext. Locks nothing; works inside a
+    `StoreMisconfigured`, which it is too if the secret cannot be read since this is not the store that it was put into
+    (`BindingBroken`). Never returns None, part of a secret, or ciphertext. Locks nothing; works inside a
     transaction, which then stays open while the store answers.
     """
     using = _writer(using)
@@ -165,14 +171,29 @@ def resolve_credentials(*, tenant: str, source_id: Id, using: str | None = None)
         try:
             return secret_stores[alias or "default"].get(Scope(tenant, space, source), ref)
         except KfsCredentialsError as error:
-            if not isinstance(error, SecretNotFound) or ref == tried:
-                logger.warning(
-                    "credentials of source %s (tenant %s, ref %s, key %s) cannot be read: %s",
-                    *(source, tenant, ref, key_id, error),
-                )
-                raise
+            problem = error
+        if not isinstance(problem, SecretNotFound) or ref == tried:
+            problem = _explained(using, alias or "default", problem)
+            logger.warning(
+                "credentials of source %s (tenant %s, ref %s, key %s) cannot be read: %s",
+                *(source, tenant, ref, key_id, problem),
+            )
+            raise problem
         # It may have been rotated, and erased, since the source was read: look again, once.
         tried = ref
+
+
+def _explained(using: str, store: str, problem: KfsCredentialsError) -> KfsCredentialsError:
+    """Return why a secret cannot be read: that this is not the store which it was put into, if that is why."""
+    if isinstance(problem, SecretNotFound | SecretIntegrityError):
+        try:
+            check_bound(using, store)
+        except BindingBroken as broken:
+            # Of a database that was never bound nobody knows whether this is its store.
+            return problem if broken.problem is BindingProblem.UNBOUND else broken
+        except (SecretStoreError, DatabaseError, InterfaceError):
+            pass  # what is known is enough
+    return problem
 
 
 @sensitive
@@ -220,6 +241,7 @@ def rotate_credentials(
             point(using, tenant=tenant, source=source, operation=new, ref=put.ref, expected_version=expected_version)
             if put.receipt is not None:
                 note_receipt(using, put.ref, put.receipt)
+            put.watch.end()
 
     _repeated(using, activate)
     return _read(using, source)
@@ -346,13 +368,16 @@ class _Put(NamedTuple):
 
     ref: str
     receipt: Receipt | None
+    watch: Watch
+    """To be ended in the transaction that activates the ref."""
 
 
 @sensitive
 def _reserve_and_put(using: str, operation: Operation, plaintext: Plaintext) -> _Put:
-    """Reserve, commit, put. Nothing is put for what is active already."""
+    """Reserve, commit, put. Nothing is put for what is active already, and nothing is reserved for a wrong store."""
     scope = operation.scope
     store = secret_stores["default"]
+    watch = _repeated(using, lambda: ensure_bound(using, store.alias))
 
     def commit() -> tuple[str, str]:
         with short_transaction(using):
@@ -362,8 +387,8 @@ def _reserve_and_put(using: str, operation: Operation, plaintext: Plaintext) -> 
             return reserve(using, operation, store=store.alias, size=plaintext.size)
 
     ref, state = _repeated(using, commit)
-    receipt = None if state == RefState.ACTIVE else store.put(scope, ref, plaintext)
-    return _Put(ref, receipt)
+    receipt = None if state == RefState.ACTIVE else store.put(scope, ref, plaintext, look=watch.look)
+    return _Put(ref, receipt, watch)
 
 
 @dataclass
@@ -398,6 +423,7 @@ class _Insertion:
                 ledger(self.using).filter(credential_ref=ref).activate(version)
                 if self.put.receipt is not None:
                     note_receipt(self.using, self.put.ref, self.put.receipt)
+                self.put.watch.end()
 
     def _is_done(self) -> bool:
         """Return whether the commit of an earlier call took place. Locks the ledger row."""

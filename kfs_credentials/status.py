@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 from kfs_credentials.models import (
     AcknowledgedShape,
     Attention,
+    Binding,
     RefState,
     Round,
     RunState,
@@ -23,6 +24,7 @@ from kfs_credentials.models import (
 )
 from kfs_credentials.models.secret_object import PARKED
 from kfs_credentials.models.source import UNSUPPORTED, CredentialsShape
+from kfs_credentials.pause import current as current_pause
 from kfs_credentials.selection import Selection, is_acknowledged
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class Status:
     failures: dict[str, int]
     acknowledged: dict[str, int]
     ages: dict[str, dict[str, int]]
+    pause: dict[str, str] | None
+    bindings: dict[str, dict[str, Any]]
 
     @property
     def left(self) -> tuple[int, int, int]:
@@ -99,7 +103,9 @@ class Status:
     @property
     def clean(self) -> bool:
         """Nothing is left to do now, and nothing to look at."""
-        return self.moved and not self.ledger["overdue"] and not any(self.ref_findings.values())
+        if self.pause is not None or self.ledger["overdue"]:
+            return False
+        return self.moved and not any(self.ref_findings.values())
 
     def as_json(self) -> dict[str, Any]:
         """Return what `credential_status --format json` prints.
@@ -116,7 +122,9 @@ class Status:
         the last sweep and patrol that came to their end, None if there was none. `unsupported`: by shape;
         `failures`: failed jobs by code; `acknowledged`: the unsupported and the too large ones that a person has
         settled. `ages`: of the unfinished `backfills` and of the `ledger`, by state: the seconds since the last move
-        of the one that has been in its state for longest.
+        of the one that has been in its state for longest. `pause`: who has paused the workers, when and why, None if
+        nobody has. `bindings`: for each store the environment and epoch that the database knows, who bound it and
+        when, and whether that came to its end.
 
         Sources that are being deleted count in `total`, `legacy` and `referenced` only, and of their jobs only
         those that have succeeded.
@@ -130,6 +138,8 @@ class Status:
             "failures": self.failures,
             "acknowledged": self.acknowledged,
             "ages": self.ages,
+            "pause": self.pause,
+            "bindings": self.bindings,
             "clean": self.clean,
         }
 
@@ -175,6 +185,8 @@ def read_status(using: str, *, tenant: str | None = None, space: uuid.UUID | Non
                 "too_large": too_large.filter(is_acknowledged("source_id", AcknowledgedShape.TOO_LARGE)).count(),
             },
             ages={"backfills": job_ages, "ledger": ref_ages},
+            pause=_pause(using),
+            bindings=_bindings(using),
         )
 
 
@@ -298,6 +310,26 @@ def _rounds(rows: Selection) -> dict[str, int | None]:
         "unknown_objects": unknown if rows.tenant is None and rows.space is None else 0,
         "last_sweep_seconds": ages.get(Round.SWEEP),
         "last_patrol_seconds": max(patrols, default=None),
+    }
+
+
+def _pause(using: str) -> dict[str, str] | None:
+    pause = current_pause(using)
+    if pause is None:
+        return None
+    return {"by": pause.paused_by, "at": pause.paused_at.isoformat(timespec="seconds"), "reason": pause.reason}
+
+
+def _bindings(using: str) -> dict[str, dict[str, Any]]:
+    return {
+        binding.store: {
+            "environment": str(binding.environment_id),
+            "epoch": binding.epoch,
+            "bound_by": binding.bound_by,
+            "bound_at": binding.bound_at.isoformat(timespec="seconds"),
+            "confirmed": binding.confirmed_at is not None,
+        }
+        for binding in Binding.objects.using(using).order_by("store")
     }
 
 

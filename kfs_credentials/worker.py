@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -28,9 +28,11 @@ from kfs_credentials.errors import (
     StoreDenied,
     StoreMisconfigured,
     StoreUnavailable,
+    WorkersPaused,
 )
 from kfs_credentials.leases import Leases
 from kfs_credentials.models import WorkerRole
+from kfs_credentials.pause import pause_workers, reason_to_pause
 from kfs_credentials.ticks import Ticker, reason_of, refuse
 from kfs_credentials.transactions import TRIES, Fault, describe, fault, jittered, pause_before_try
 
@@ -56,6 +58,7 @@ class End(enum.Enum):
     INTERRUPTED = "interrupted"
     STUCK = "stuck"
     DENIED = "denied"
+    PAUSED = "paused"
     UNREACHABLE = "unreachable"
 
 
@@ -182,7 +185,8 @@ class Steps(Protocol):
 class Worker:
     """A loop over steps, until nothing is left (`watch=False`) or until it is stopped.
 
-    `batch_size`: the most rows of one batch. Subclasses implement `_run`, and say `what` their rows are and what `role` they have.
+    `batch_size`: the most rows of one batch. Subclasses implement `_run`, and say `what` their rows are and
+    which `role` they have.
     """
 
     what: ClassVar[str]
@@ -199,30 +203,61 @@ class Worker:
         self._pace = Pace(settings.RATE_LIMIT)
         self._store_backoff = Backoff()
         self._trouble: StoreUnavailable | None = None
+        self._pause: WorkersPaused | None = None
+        self._was_paused = False
         self._moved_at = time.monotonic()
         self._ticker = Ticker(self.using, self.role, steps.leases.worker)
 
     def _work(self) -> None:
         """Run `_run` until there is an end, listening to signals; what it does is done in this worker's name."""
         with self.stop.on_signals(), acting_as(self._common.leases.worker):
-            try:
-                self._run()
-            except (StoreDenied, StoreMisconfigured) as error:
-                self._refused(error)
-                self._end(End.DENIED, str(error))
-            except KfsCredentialsError as error:
-                self._refused(error)
-                raise
+            while True:
+                try:
+                    return self._run()
+                except (StoreDenied, StoreMisconfigured) as error:
+                    denied = error
+                except KfsCredentialsError as error:
+                    self._refused(error)
+                    raise
+                self._refused(denied)
+                logger.error("the secret store cannot be used any more: %s", denied)
+                if not self._pause_all(denied) or not self.watch:
+                    return self._end(End.DENIED, str(denied))
 
     def _tick(self) -> None:
-        """Tell that this worker is at work, and not only waiting for a store that is out of reach."""
-        if self._trouble is None:
+        """Tell that this worker is at work, and does not only wait for a store or for the end of a pause."""
+        if self._trouble is None and self._pause is None:
             self._ticker.tick()
 
     def _refused(self, error: KfsCredentialsError) -> None:
         """Count what keeps this worker from working."""
         if reason := reason_of(error):
             refuse(self.using, self.role, reason)
+
+    def _pause_all(self, denied: StoreDenied | StoreMisconfigured) -> bool:
+        """Pause the workers of this database, since the store denies access or is not the right one.
+
+        At its start a process finds that out for itself, and refuses. In the middle of a run it may concern all of
+        them, and a person has to see to it. Return False if the database cannot be told.
+        """
+        by, reason = self._common.leases.worker, reason_to_pause(denied)
+        paused = self._in_database(lambda: [pause_workers(self.using, by=by, reason=reason)])
+        return paused is not None
+
+    def _wait_for_resume(self) -> bool:
+        """Wait a little, since the workers are paused; return False instead if that is the end of this run."""
+        if self.stop:
+            return True
+        if self._pause is not None and not self._was_paused:
+            self._refused(self._pause)
+        if not self.watch:
+            self._end(End.PAUSED, str(self._pause))
+            return False
+        if not self._was_paused:
+            logger.warning("%s", self._pause)
+        self._was_paused = True
+        self._idle(settings.POLL_INTERVAL)
+        return True
 
     def _run(self) -> None:
         raise NotImplementedError
@@ -321,7 +356,7 @@ class Worker:
         middle = len(batch.items) // 2
         self._size = max(1, min(self._size, middle))
         halves = (batch.items[:middle], batch.items[middle:])
-        return sum((self._settled(type(batch)(batch.lease, half)) for half in halves), Counter())
+        return sum((self._settled(replace(batch, items=half)) for half in halves), Counter())
 
     def _give_back(self, batch: Any) -> int:
         """Release what is in flight; return how many rows.

@@ -15,7 +15,8 @@ from pytest_django import Settings
 
 from example_project import postgres
 from kfs_credentials.stores import secret_stores
-from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.stores.encrypted import PROBE_NAME, EncryptedStore
+from tests.bound import bind_at_once
 from tests.flush import quick_flush  # noqa: F401 - a fixture for all
 
 SERVER = "KFS_TESTS_SERVER"
@@ -82,4 +83,16 @@ def kfs_settings(settings: Settings) -> Any:
 @pytest.fixture
 def files(secrets_directory: Path) -> Callable[[], list[Path]]:
     """Return a function that lists the objects in the store's directory."""
-    return lambda: sorted(path for path in secrets_directory.rglob("*") if path.is_file())
+    return lambda: sorted(path for path in secrets_directory.rglob("*") if path.is_file() and path.name != PROBE_NAME)
+
+
+@pytest.fixture(autouse=True)
+def bound(request: pytest.FixtureRequest) -> None:
+    """A test that has both a store and a database gets them bound, though there may be refs before its first step."""
+    marker = request.node.get_closest_marker("django_db")
+    databases = {"db", "transactional_db"} & set(request.fixturenames)
+    unbound = request.node.get_closest_marker("unbound")
+    if unbound or "secrets_directory" not in request.fixturenames or not (marker or databases):
+        return
+    request.getfixturevalue("transactional_db" if marker and marker.kwargs.get("transaction") else "db")
+    bind_at_once("default", request.getfixturevalue("store"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from kfs_credentials.errors import (
 )
 from kfs_credentials.leases import seconds_from_now
 from kfs_credentials.models import Refusal, RefusalReason, Tick, WorkerRole
+from kfs_credentials.pause import pause_workers
 from kfs_credentials.status import read_left
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.ticks import Ticker, reason_of, refuse
@@ -188,9 +190,19 @@ def test_each_wait_for_a_store_counts(store: EncryptedStore, monkeypatch: pytest
     assert refusals() == {("cleanup", "store_unavailable"): 2}
 
 
+def test_a_pause_counts_once_and_nobody_looks_as_if_at_work(store: EncryptedStore) -> None:
+    pause_workers("default", by="tests", reason="the bucket moves")
+    SourceFactory.create()
+    add_ref()
+    backfill_worker(store).run()
+    new_worker(due_only=True).run()
+    assert refusals() == {("backfill", "paused"): 1, ("cleanup", "paused"): 1}
+    assert not Tick.objects.exists()
+
+
 @pytest.mark.parametrize("command", ["run_credential_backfill", "run_secret_cleanup"])
 def test_a_command_that_cannot_begin_counts(run: Run, secrets_directory: Path, command: str) -> None:
-    secrets_directory.rmdir()
+    shutil.rmtree(secrets_directory)
     assert run(command, "--skip-checks").code == 1
     role = "backfill" if command == "run_credential_backfill" else "cleanup"
     assert refusals() == {(role, "store_misconfigured"): 1}
@@ -215,6 +227,6 @@ def test_a_database_that_refuses_a_worker_counts_once(run: Run, secrets_director
 def test_commands_that_are_no_workers_and_wrong_options_count_nothing(run: Run, secrets_directory: Path) -> None:
     assert run("retry_credential_backfill").code == 1
     assert run("run_credential_backfill", "--tenant", "nobody").code == 1
-    secrets_directory.rmdir()
+    shutil.rmtree(secrets_directory)
     assert run("credential_status", "--skip-checks").code == 0
     assert refusals() == {}

@@ -21,7 +21,8 @@ from django.utils.translation import gettext_lazy as _
 from kfs_credentials.admin.display import NOTHING
 from kfs_credentials.admin.paginator import BoundedPaginator
 from kfs_credentials.admin.search import Term
-from kfs_credentials.redaction import short_ref
+from kfs_credentials.pause import current
+from kfs_credentials.redaction import redacted_text, short_ref
 
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[Any]
@@ -123,11 +124,17 @@ class ReadOnlyAdmin(Base):
         return (queryset.filter(self.found_by(term)) if term else queryset.none()), False
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the list; a search that cannot be understood is answered with how to search."""
+        """Show the list; say who has paused the workers, and how to search if a search cannot be understood."""
         text = request.GET.get(SEARCH_VAR, "")
         if request.method == "GET" and text and not Term.read(text, full_refs=True):
             neither = gettext("That is neither an id nor a ref. %(help)s") % {"help": self.search_help_text}
             self.message_user(request, neither, messages.WARNING)
+        if request.method == "GET" and (pause := current(self.using)) is not None:
+            paused = gettext("The workers are paused, by %(by)s: %(reason)s") % {
+                "by": redacted_text(pause.paused_by),
+                "reason": redacted_text(pause.reason),
+            }
+            self.message_user(request, paused, messages.WARNING)
         return super().changelist_view(request, extra_context)
 
     def link(self, model: type[Model], pk: uuid.UUID | str, text: object) -> str:

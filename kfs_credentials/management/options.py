@@ -18,7 +18,9 @@ from django.db.migrations.executor import MigrationExecutor
 from rich.cells import cell_len
 
 from kfs_credentials.actor import acting_as, operating_system_user
+from kfs_credentials.binding import ensure_bound
 from kfs_credentials.checks import hidden_tables, invalid_indexes
+from kfs_credentials.conf import settings
 from kfs_credentials.errors import (
     ImproperlyPrepared,
     InvalidIndex,
@@ -28,12 +30,14 @@ from kfs_credentials.errors import (
     StoreUnavailable,
 )
 from kfs_credentials.models import RefusalReason, Source, WorkerRole
+from kfs_credentials.operations import in_batches
 from kfs_credentials.selection import Selection
+from kfs_credentials.stores import secret_stores
 from kfs_credentials.ticks import reason_of, refuse
 from kfs_credentials.transactions import Fault, describe, fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from django.core.management.base import CommandParser
 
@@ -122,12 +126,13 @@ class WorkCommand(TeachingCommand):
         """Run `work`; make an exit code and a message, which quotes no row, of what goes wrong."""
         default = router.db_for_write(Source)
         using = options["database"] or default
-        self.flags = _flags(using if using != default else None, options)
+        self.database_flag = _flags({"database": using if using != default else None})
+        self.flags = self.database_flag + _flags({name: options.get(name) for name in ("tenant", "space")})
         refusal: RefusalReason | None = None
         try:
             check_ready(using)
             check_selection(using, options)
-            with acting_as(options.get("by") or f"command:{operating_system_user()}"):
+            with acting_as(_actor(options.get("by"))):
                 code, problem = self.work(using, options), ""
         except StoreUnavailable as error:
             code, problem, refusal = Exit.UNKNOWN, f"The secret store is out of reach: {error}", reason_of(error)
@@ -149,9 +154,9 @@ class WorkCommand(TeachingCommand):
         """Do what the command is for, on alias `using`."""
         raise NotImplementedError
 
-    def command(self, call: str) -> str:
-        """Return how to call another command on the same rows, for a message."""
-        return f"`manage.py {call}{self.flags}`"
+    def command(self, call: str, *, narrow: bool = True) -> str:
+        """Return how to call another command on the same rows, for a message; if not `narrow`, on all of them."""
+        return f"`manage.py {call}{self.flags if narrow else self.database_flag}`"
 
     def table(self, rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
         """Print lines of columns on standard output; `right` says which columns are flush right."""
@@ -188,6 +193,26 @@ def add_format_argument(parser: CommandParser, *more: str) -> None:
         default="table",
         help="how to print the result (default: table); with others the last line goes to standard error",
     )
+
+
+def add_by_argument(parser: CommandParser, does: str) -> None:
+    """Add `--by`. `does`: what that person does."""
+    parser.add_argument(
+        "--by", metavar="NAME", default=operating_system_user(), help=f"who {does} (default: the user who runs this)"
+    )
+
+
+def _actor(by: str | None) -> str:
+    """Return in whose name a command acts. `by`: what `--by` says, which is the user if nobody has said anything."""
+    user = operating_system_user()
+    return f"command:{user}" if by in (None, user) else str(by)
+
+
+def checked_text(text: str, option: str) -> str:
+    """Return what an option says, for others to read; raises `ImproperlyPrepared` if that cannot be stored."""
+    if not text.strip() or "\x00" in text:
+        raise ImproperlyPrepared(f"{option} must be a text, without the character U+0000.")
+    return text.strip()
 
 
 def positive(text: str) -> int:
@@ -299,6 +324,17 @@ def check_ready(using: str) -> None:
         )
 
 
+def check_store(using: str) -> None:
+    """Raise what concerns a store, `BindingBroken` too, unless all of them can be used now and are this database's.
+
+    Whoever puts or erases asks this before it touches a row. A database without secrets is bound here.
+    """
+    aliases = list(dict.fromkeys(["default", *settings.STORES]))
+    for alias in aliases:
+        secret_stores[alias].check()
+    in_batches(using, aliases, lambda part: [ensure_bound(using, alias) for alias in part], size=1)
+
+
 def check_selection(using: str, options: dict[str, Any]) -> None:
     """Raise `ImproperlyPrepared` if there is no such tenant or space: a slip of the pen must not look clean."""
     tenant, space = options.get("tenant"), options.get("space")
@@ -326,8 +362,7 @@ def database_problem(using: str, error: DatabaseError | InterfaceError) -> tuple
     )
 
 
-def _flags(database: str | None, options: dict[str, Any]) -> str:
-    given = {"database": database, "tenant": options.get("tenant"), "space": options.get("space")}
+def _flags(given: Mapping[str, object]) -> str:
     return "".join(
         f" --{name} {shlex.quote(printable(str(value)))}" for name, value in given.items() if value is not None
     )

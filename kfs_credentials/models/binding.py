@@ -20,9 +20,12 @@ class BindingQuerySet(models.QuerySet["Binding"]):
     """Which bindings, and who may advance their epoch."""
 
     def lease(self, lease: Lease, **changes: Any) -> int:
-        """Lease these, unless somebody else has; return how many. Waits for whoever is changing one."""
+        """Lease these, unless somebody else has; return how many. Waits for whoever is changing one.
+
+        What this worker has leased before, and could not give back as the database was gone, is its own.
+        """
         free = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lte=Now())
-        return self.filter(free).update(
+        return self.filter(free | Q(worker_id=lease.worker_id)).update(
             worker_id=lease.worker_id,
             lease_token=lease.token,
             lease_expires_at=seconds_from_now(lease.duration),

@@ -10,14 +10,21 @@ import logging
 import threading
 import time
 import traceback
+import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import Credentials, Plaintext, Scope, sensitive, validate_ref
-from kfs_credentials.errors import InvalidRef, KfsCredentialsError, SecretStoreError, StoreUnavailable
+from kfs_credentials.errors import (
+    InvalidRef,
+    KfsCredentialsError,
+    SecretIntegrityError,
+    SecretStoreError,
+    StoreUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,15 +62,41 @@ class Receipt:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The store's half of a binding: which database it belongs to, and the epoch. See `kfs_credentials.binding`."""
+
+    environment_id: uuid.UUID
+    system_identifier: str
+    database_oid: int
+    epoch: int
+
+
+Sighting: TypeAlias = Probe | SecretIntegrityError | None
+"""What was seen in the place of the probe: one that no key of the ring opens is an error, None is no object."""
+
+Look: TypeAlias = "Callable[[Sighting], None]"
+"""Called with what was seen; raises where that is not the right store."""
+
+
+class Beside(NamedTuple):
+    """A file to be looked at beside others: its name, and what to call with its content (None: there is none)."""
+
+    name: str
+    look: Callable[[bytes | None], None]
+
+
 class Deadline:
     """The moment by which one call has to be over, on a clock that runs on while the process is stopped.
 
-    `guard`: another reason to stop (a lease), which raises when there is one.
+    `guard`: another reason to stop (a lease), which raises when there is one. `look`: what to call with the probe,
+    before and after all that the call writes or erases, and through the same handle.
     """
 
-    def __init__(self, seconds: float, guard: Callable[[], None] | None = None) -> None:
+    def __init__(self, seconds: float, guard: Callable[[], None] | None = None, look: Look | None = None) -> None:
         self.seconds = seconds
         self.guard = guard
+        self.look = look
         self.at = time.monotonic() + seconds
 
     @property
@@ -136,8 +169,10 @@ class SecretStore(ABC):
     """Whether `list` works. Where it does not, no patrol can be made, and final ledger rows are kept for ever."""
 
     @sensitive
-    def put(self, scope: Scope, ref: str, credentials: Mapping[str, Any] | Plaintext) -> Receipt:
-        """Store `credentials` under `ref`, once and durably; return its receipt.
+    def put(
+        self, scope: Scope, ref: str, credentials: Mapping[str, Any] | Plaintext, *, look: Look | None = None
+    ) -> Receipt:
+        """Store `credentials` under `ref`, once and durably; return its receipt. `look`: as for `start_put_many`.
 
         Putting exactly the same again is success, and makes durable what another process may have left
         unsynced. Raises `InvalidRef`, `InvalidCredentials` (NaN, infinities, not an object),
@@ -146,7 +181,7 @@ class SecretStore(ABC):
         `StoreDenied`, `StoreMisconfigured`; `SecretStoreError` itself if the store failed in a way that
         nobody foresaw.
         """
-        (outcome,) = self.put_many([Entry(scope, ref, Plaintext.of(credentials))])
+        (outcome,) = self.start_put_many([Entry(scope, ref, Plaintext.of(credentials))], look=look).result()
         return _unwrap(outcome)
 
     def get(self, scope: Scope, ref: str) -> Credentials:
@@ -175,14 +210,16 @@ class SecretStore(ABC):
         return self.start_put_many(entries).result()
 
     def start_put_many(
-        self, entries: Sequence[Entry], *, guard: Callable[[], None] | None = None
+        self, entries: Sequence[Entry], *, guard: Callable[[], None] | None = None, look: Look | None = None
     ) -> Call[Outcomes[Receipt]]:
         """Start `put_many` and return at once.
 
         Nothing becomes visible after the deadline, or once `guard` raises: it is called right before each
-        secret becomes visible, on the call's own thread, and what it raises is what `result` raises.
+        secret becomes visible, on the call's own thread, and what it raises is what `result` raises. `look` is called
+        on that thread too, with the probe, before the first secret becomes visible and after the last, and through
+        the handle by which these are put: what it raises keeps the secrets out, or the batch from being used.
         """
-        deadline = Deadline(settings.STORE_TIMEOUT, guard)
+        deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
         return Call(partial(_batch, partial(self._put_many, deadline=deadline), entries), deadline)
 
     def get_many(self, addresses: Sequence[Address]) -> Outcomes[Credentials]:
@@ -201,11 +238,30 @@ class SecretStore(ABC):
         return self.start_delete_many(addresses).result()
 
     def start_delete_many(
-        self, addresses: Sequence[Address], *, guard: Callable[[], None] | None = None
+        self, addresses: Sequence[Address], *, guard: Callable[[], None] | None = None, look: Look | None = None
     ) -> Call[Outcomes[bool]]:
-        """Start `delete_many` and return at once. `guard`: as for `start_put_many`, called before objects go."""
-        deadline = Deadline(settings.STORE_TIMEOUT, guard)
+        """Start `delete_many` and return at once. `guard`, `look`: as for `start_put_many`, before objects go."""
+        deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
         return Call(partial(_batch, partial(self._delete_many, deadline=deadline), addresses), deadline)
+
+    def read_probe(self) -> Sighting:
+        """Return the probe, an error if no key of the ring opens it, None if there is none.
+
+        Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, `SecretStoreError`.
+        """
+        return self._call(self._read_probe)
+
+    def create_probe(self, probe: Probe) -> bool:
+        """Write the probe durably, unless there is one; return whether it was written. Raises as `read_probe` does."""
+        return self._call(partial(self._create_probe, probe))
+
+    def replace_probe(self, probe: Probe, *, guard: Callable[[], None] | None = None) -> None:
+        """Write the probe durably, whatever is in its place. Raises as `read_probe` does, and what `guard` raises.
+
+        Two processes must not do this at the same time: `guard` is called right before the probe becomes visible.
+        """
+        deadline = Deadline(settings.STORE_TIMEOUT, guard)
+        Call(partial(_alone, partial(self._replace_probe, probe, deadline=deadline)), deadline).result()
 
     def list(self, after: str = "") -> Iterator[str]:
         """Yield the object names that sort after `after`, in order. Foreign ones are left out.
@@ -232,7 +288,7 @@ class SecretStore(ABC):
 
     @abstractmethod
     def _put_many(self, entries: Sequence[Entry], *, deadline: Deadline) -> Outcomes[Receipt]:
-        """Put each; call `deadline.check` right before each becomes visible."""
+        """Put each; call `deadline.check` right before each becomes visible, and `deadline.look`."""
 
     @abstractmethod
     def _get_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Credentials]:
@@ -240,7 +296,19 @@ class SecretStore(ABC):
 
     @abstractmethod
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
-        """Erase each; return whether it was there."""
+        """Erase each; return whether it was there. Call `deadline.look`."""
+
+    @abstractmethod
+    def _read_probe(self) -> Sighting:
+        """Do what `read_probe` says."""
+
+    @abstractmethod
+    def _create_probe(self, probe: Probe) -> bool:
+        """Do what `create_probe` says."""
+
+    @abstractmethod
+    def _replace_probe(self, probe: Probe, *, deadline: Deadline) -> None:
+        """Do what `replace_probe` says; call `deadline.check` right before it becomes visible."""
 
     @abstractmethod
     def _list(self, after: str) -> Sequence[str]:

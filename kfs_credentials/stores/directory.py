@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from kfs_credentials.errors import StoreMisconfigured, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FILE_MODE = 0o600
 OPEN_FILES = "/proc/self/fd"
@@ -20,6 +23,8 @@ UNNAMED = getattr(os, "O_TMPFILE", os.O_DIRECTORY)
 # What open(2) says where there are no such files: the kernel or the file system does not know them.
 NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 TEMPORARY = ".tmp"
+REPLACEMENT = ".new"
+TAKEN_OVER = "another process took over the writing of this object, or erased it"
 
 
 class Directory:
@@ -52,14 +57,36 @@ class Directory:
             return False
         return True
 
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file, None if there is none of this name."""
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
+        except FileNotFoundError:
+            return None
+        with open(fd, "rb") as file:  # noqa: PTH123 - it is open already
+            return file.read()
+
     def write(self, name: str, content: bytes) -> UnlinkedFile:
         """Write a file that is to have this name, and does not have it yet."""
         return UnlinkedFile(self, name, content)
 
     def remove(self, name: str) -> bool:
-        """Remove the file and its temporary one; return whether the file was there."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name + TEMPORARY, dir_fd=self.fd)
+        """Remove the file and what a writer has left behind of it; return whether the file was there.
+
+        Again until nothing is found: a writer that replaces it looks whether it is there once its replacement is, and
+        so either it finds it gone, or this finds what it has made.
+        """
+        removed = False
+        while True:
+            self.unlink(name + TEMPORARY)
+            replacing = self.unlink(name + REPLACEMENT)
+            there = self.unlink(name)
+            removed |= there
+            if not (there or replacing):
+                return removed
+
+    def unlink(self, name: str) -> bool:
+        """Remove a name; return whether it was there."""
         try:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
@@ -133,11 +160,30 @@ class UnlinkedFile:
         """Make the content durable."""
         os.fsync(self.fd)
 
+    def replace(self, check: Callable[[], None]) -> None:
+        """Give the file its name, whatever has it. `check` is called right before.
+
+        By way of a second name, which each writer takes away from the one before: who was frozen in between finds it
+        gone, or moves the newer writer's file, which is complete, in its own stead.
+        """
+        replacement = self.name + REPLACEMENT
+        self.directory.unlink(replacement)
+        if not self._link(replacement):
+            raise StoreUnavailable(TAKEN_OVER)
+        check()
+        try:
+            os.rename(replacement, self.name, src_dir_fd=self.directory.fd, dst_dir_fd=self.directory.fd)
+        except FileNotFoundError:
+            raise StoreUnavailable(TAKEN_OVER) from None
+
     def link(self) -> bool:
         """Give the file its name; return False if the name is taken."""
+        return self._link(self.name)
+
+    def _link(self, name: str) -> bool:
         try:
             # Through the open file, never through the temporary name: that may be another writer's by now.
-            os.link(f"{OPEN_FILES}/{self.fd}", self.name, dst_dir_fd=self.directory.fd, follow_symlinks=True)
+            os.link(f"{OPEN_FILES}/{self.fd}", name, dst_dir_fd=self.directory.fd, follow_symlinks=True)
         except FileExistsError:
             return False
         except PermissionError as error:
@@ -153,5 +199,5 @@ class UnlinkedFile:
             if self.temporary is None or os.fstat(self.fd).st_nlink:
                 raise
             # Its name was taken away, by another writer or by an erasure.
-            raise StoreUnavailable("another process took over the writing of this secret, or erased it") from None
+            raise StoreUnavailable(TAKEN_OVER) from None
         return True

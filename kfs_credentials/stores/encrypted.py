@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import re
+import uuid
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from django.core.exceptions import ImproperlyConfigured
@@ -17,8 +18,10 @@ from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import (
     DEFAULT_PREFIX,
     Credentials,
+    IntegrityReason,
     KeyRing,
     Plaintext,
+    Scope,
     envelope_key_id,
     new_ref,
     object_name,
@@ -35,7 +38,18 @@ from kfs_credentials.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from kfs_credentials.stores.base import Address, Deadline, Entry, Outcomes, Receipt, SecretStore
+from kfs_credentials.stores.base import (
+    Address,
+    Beside,
+    Deadline,
+    Entry,
+    Look,
+    Outcomes,
+    Probe,
+    Receipt,
+    SecretStore,
+    Sighting,
+)
 from kfs_credentials.stores.threads import on_threads
 
 if TYPE_CHECKING:
@@ -43,6 +57,11 @@ if TYPE_CHECKING:
 
 PAGE = 100_000
 """The most names that are listed, and held in memory, at a time."""
+
+# The probe is sealed as secrets are, under a scope and a ref that no secret has, and its name is none of theirs.
+PROBE_SCOPE = Scope("kfs-credentials", "binding", "probe")
+PROBE_REF = "source-secret:v1:00000000-0000-4000-8000-000000000000"
+PROBE_NAME = "kfs-credentials-binding"
 
 
 @runtime_checkable
@@ -55,11 +74,17 @@ class CreateOnceStorage(Protocol):
     def check(self, directory: str = "") -> None:
         """Raise a store error if files cannot be made in `directory`."""
 
-    def create_many(self, files: Sequence[tuple[str, bytes]], *, check: Callable[[], None] = ...) -> list[bool]:
+    def create_many(
+        self, files: Sequence[tuple[str, bytes]], *, check: Callable[[], None] = ..., beside: Beside | None = ...
+    ) -> list[bool]:
         """Create the files (name, content), durable as a group; False for each whose name is taken.
 
-        What `check` raises right before a file becomes visible stops it there.
+        What `check` raises right before a file becomes visible stops it there. `beside`: looked at before the first
+        file and after the last, through the same handle.
         """
+
+    def replace(self, name: str, content: bytes, *, check: Callable[[], None] = ...) -> None:
+        """Give a file this content, durably and all at once, whether or not it was there."""
 
     def read(self, name: str) -> bytes:
         """Return the content; raises `SecretNotFound`, `SecretIntegrityError` if it is no file."""
@@ -67,7 +92,7 @@ class CreateOnceStorage(Protocol):
     def sync(self, names: Sequence[str]) -> None:
         """Make files durable that another process may have left unsynced; raises `SecretNotFound`."""
 
-    def remove_many(self, names: Sequence[str]) -> list[bool | SecretStoreError]:
+    def remove_many(self, names: Sequence[str], *, beside: Beside | None = ...) -> list[bool | SecretStoreError]:
         """Remove the files durably; return for each whether it was there, or why this one could not be removed."""
 
     def names(self, directory: str) -> Iterator[str]:
@@ -102,7 +127,8 @@ class EncryptedStore(SecretStore):
                 refused[place] = error
             else:
                 files[place] = (self._name(entry), blob)
-        created = self.storage.create_many(list(files.values()), check=deadline.check)
+        beside = self._beside(deadline.look)
+        created = self.storage.create_many(list(files.values()), check=deadline.check, beside=beside)
         new = {place for place, is_new in zip(files, created, strict=True) if is_new}
         try:
             taken = {place: self._compare(ring, entries[place]) for place in files if place not in new}
@@ -144,7 +170,30 @@ class EncryptedStore(SecretStore):
 
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
         deadline.check()
-        return [*self.storage.remove_many([self._name(address) for address in addresses])]
+        names = [self._name(address) for address in addresses]
+        return [*self.storage.remove_many(names, beside=self._beside(deadline.look))]
+
+    def _read_probe(self) -> Sighting:
+        try:
+            return _opened(self.storage.read(self._probe_name))
+        except SecretNotFound:
+            return None
+
+    def _create_probe(self, probe: Probe) -> bool:
+        (created,) = self.storage.create_many([(self._probe_name, _sealed(probe))])
+        return created
+
+    def _replace_probe(self, probe: Probe, *, deadline: Deadline) -> None:
+        self.storage.replace(self._probe_name, _sealed(probe), check=deadline.check)
+
+    @property
+    def _probe_name(self) -> str:
+        return self.prefix + PROBE_NAME
+
+    def _beside(self, look: Look | None) -> Beside | None:
+        if look is None:
+            return None
+        return Beside(self._probe_name, lambda blob: look(None if blob is None else _opened(blob)))
 
     def _list(self, after: str) -> Sequence[str]:
         directory, start = self._parts
@@ -165,6 +214,28 @@ class EncryptedStore(SecretStore):
         """The prefix as a directory, slash included, and what the names of the files in it begin with."""
         directory, slash, start = self.prefix.rpartition("/")
         return directory + slash, start
+
+
+def _sealed(probe: Probe) -> bytes:
+    members = {
+        "environment": str(probe.environment_id),
+        "system": probe.system_identifier,
+        "database": probe.database_oid,
+        "epoch": probe.epoch,
+    }
+    return seal(key_ring(), PROBE_SCOPE, PROBE_REF, members)
+
+
+def _opened(blob: bytes) -> Probe | SecretIntegrityError:
+    try:
+        members = unseal(key_ring(), PROBE_SCOPE, PROBE_REF, blob)
+        return Probe(
+            uuid.UUID(members["environment"]), str(members["system"]), int(members["database"]), int(members["epoch"])
+        )
+    except SecretIntegrityError as error:
+        return error
+    except (LookupError, TypeError, ValueError):
+        return SecretIntegrityError(IntegrityReason.NOT_CREDENTIALS)  # of a later version, perhaps
 
 
 def _create_once(storage: str | dict[str, Any] | Storage) -> CreateOnceStorage:

@@ -28,8 +28,8 @@ from kfs_credentials.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from kfs_credentials.stores.base import bare
-from kfs_credentials.stores.directory import FILE_MODE, OPEN_FILES, TEMPORARY, Directory, UnlinkedFile
+from kfs_credentials.stores.base import Beside, bare
+from kfs_credentials.stores.directory import FILE_MODE, OPEN_FILES, REPLACEMENT, TEMPORARY, Directory, UnlinkedFile
 from kfs_credentials.stores.threads import on_threads
 
 if TYPE_CHECKING:
@@ -148,24 +148,45 @@ class DurableFileStorage(FileSystemStorage):
 
     @translated
     def create_many(
-        self, files: Sequence[tuple[str, bytes]], *, check: Callable[[], None] = lambda: None
+        self,
+        files: Sequence[tuple[str, bytes]],
+        *,
+        check: Callable[[], None] = lambda: None,
+        beside: Beside | None = None,
     ) -> list[bool]:
         """Create the files, durable as a group; return for each whether it is new.
 
         A file is not new if its name was taken, and then nothing is written.
 
         `files`: pairs of name and content. `check` is called right before each file becomes visible, and may
-        raise to stop there; what has been linked by then stays, and a later call finds it. Raises
-        `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`.
+        raise to stop there; what has been linked by then stays, and a later call finds it. `beside` is looked at in
+        each directory, through the handle by which the files are made, before the first of them and after the last.
+        Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, and what `check` and `beside` raise.
         """
         created = [False] * len(files)
         for path, places in self._by_directory([name for name, _ in files]).items():
-            with self._made_directory(path) as directory:
+            with self._made_directory(path, beside) as directory:
+                _look(directory, beside)
                 for start in range(0, len(places), GROUP):
                     group = [(place, name, files[place][1]) for place, name in places[start : start + GROUP]]
                     for place in _create_group(directory, group, check):
                         created[place] = True
+                _look(directory, beside)
         return created
+
+    @translated
+    def replace(self, name: str, content: bytes, *, check: Callable[[], None] = lambda: None) -> None:
+        """Give a file this content, durably and all at once, whether or not it was there.
+
+        `check` is called right before it becomes visible. A process that was frozen since then is told: the file's
+        temporary name is whoever's came last, and only that one becomes visible. Raises `StoreUnavailable`,
+        `StoreDenied`, `StoreMisconfigured`, and what `check` raises.
+        """
+        path, base = os.path.split(self.path(name))
+        with self._made_directory(path) as directory, directory.write(base, content) as file:
+            file.sync()
+            file.replace(check)
+            directory.sync()
 
     @translated
     def read(self, name: str) -> bytes:
@@ -198,12 +219,14 @@ class DurableFileStorage(FileSystemStorage):
             raise SecretNotFound(NOT_FOUND) from None
 
     @translated
-    def remove_many(self, names: Sequence[str]) -> list[bool | SecretStoreError]:
+    def remove_many(self, names: Sequence[str], *, beside: Beside | None = None) -> list[bool | SecretStoreError]:
         """Remove the files and their temporary ones, durably; return for each whether it was there.
 
         For a file that cannot be removed, though others can and its directory is as it should be, that is an error
-        in the place of the answer: it must not keep the others. Raises `StoreUnavailable`, `StoreDenied`,
-        `StoreMisconfigured`: where `location` is missing, nothing is taken to be gone.
+        in the place of the answer: it must not keep the others. `beside` is looked at in each directory, through the
+        handle by which the files go, before the first of them and after the last. Raises `StoreUnavailable`,
+        `StoreDenied`, `StoreMisconfigured`: where `location` is missing, nothing is taken to be gone; and what `beside`
+        raises.
         """
         removed: list[bool | SecretStoreError] = [False] * len(names)
         failed: dict[int, OSError] = {}
@@ -212,14 +235,18 @@ class DurableFileStorage(FileSystemStorage):
                 directory = Directory(path)
             except FileNotFoundError:
                 self._check_location()
+                if beside is not None:
+                    beside.look(None)
                 continue  # nothing was ever made in it
             with directory:
+                _look(directory, beside)
                 for place, name in places:
                     try:
                         removed[place] = directory.remove(name)
                     except OSError as error:
                         failed[place] = error
                 directory.sync()
+                _look(directory, beside)
         for path, places in self._by_directory([names[place] for place in failed]).items():
             self._probe(path, places[0][1])
         for place, problem in failed.items():
@@ -234,7 +261,7 @@ class DurableFileStorage(FileSystemStorage):
     def names(self, directory: str) -> Iterator[str]:
         """Yield the names of the files in `directory`, in no order.
 
-        A temporary file, left behind by a writer that died, counts as the file that it was to be: removing that one
+        A file that a writer which died has left behind counts as the one that it was to be: removing that one
         removes it. So a name may come twice.
 
         Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`.
@@ -243,7 +270,7 @@ class DurableFileStorage(FileSystemStorage):
             with os.scandir(self.path(directory)) as entries:
                 for entry in entries:
                     if entry.is_file(follow_symlinks=False):
-                        yield entry.name.removesuffix(TEMPORARY)
+                        yield entry.name.removesuffix(TEMPORARY).removesuffix(REPLACEMENT)
         except FileNotFoundError:
             self._check_location()
         except (OSError, SuspiciousFileOperation) as error:
@@ -275,12 +302,14 @@ class DurableFileStorage(FileSystemStorage):
             places.setdefault(path, []).append((place, base))
         return places
 
-    def _made_directory(self, path: str) -> Directory:
-        """Open a directory, and make what is missing of it below `location`."""
+    def _made_directory(self, path: str, beside: Beside | None = None) -> Directory:
+        """Open a directory, and make what is missing of it below `location`, unless `beside` misses its file then."""
         try:
             return self._durable_directory(path)
         except FileNotFoundError:
             self._check_location()
+        if beside is not None:
+            beside.look(None)
         level = Path(self.location)
         for name in Path(path).relative_to(level).parts:
             level /= name
@@ -306,6 +335,11 @@ class DurableFileStorage(FileSystemStorage):
             directory.close()
             raise
         return directory
+
+
+def _look(directory: Directory, beside: Beside | None) -> None:
+    if beside is not None:
+        beside.look(directory.read(os.path.basename(beside.name)))  # noqa: PTH119
 
 
 def _create_group(

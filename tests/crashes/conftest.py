@@ -11,6 +11,7 @@ from pytest_django import DjangoDbBlocker
 
 from example_project import postgres
 from kfs_credentials.stores.encrypted import EncryptedStore
+from tests.bound import bind_at_once
 from tests.crashes.database import ALIAS, fill, new_database
 from tests.crashes.scene import Scene
 from tests.crashes.workers import Nursery
@@ -39,6 +40,7 @@ def scene(
 ) -> Iterator[Scene]:
     """A database with the demo's sources, and an empty store."""
     with django_db_blocker.unblock(), new_database(ALIAS, template=template) as database:
+        bind_at_once(ALIAS, store)
         scene = Scene(nursery, database, tmp_path, store)
         yield scene
         scene.close()
@@ -55,6 +57,7 @@ def own_server(
         new_database(ALIAS, server=server.django_database()) as database,
     ):
         fill(ALIAS)
+        bind_at_once(ALIAS, store)
         scene = Scene(nursery, database, tmp_path, store)
         yield scene, server
         scene.close()

@@ -70,7 +70,7 @@ class GatedDeadline(Deadline):
     """A deadline with gates: it is checked right before each secret becomes visible."""
 
     def __init__(self, deadline: Deadline, gates: Path, gate_after: int) -> None:
-        super().__init__(deadline.seconds, deadline.guard)
+        super().__init__(deadline.seconds, deadline.guard, deadline.look)
         self.at = deadline.at
         self.gates = gates
         self.gate_after = gate_after

@@ -149,6 +149,10 @@ class Story:
         self.run("run_credential_backfill", "--dry-run")
         self.run("run_credential_backfill", "--dry-run", "--format", "json")
         self.run("run_credential_backfill", fault="denied", code=STOPPED)
+        self.run("run_credential_backfill", code=STOPPED)  # it has paused itself, and all others
+        self.run("credential_status")
+        self.run("bind_secret_store", "--dry-run")
+        self.run("resume_credential_workers")
         self.run("run_credential_backfill", fault="unexpected", code=LOOK)
         self.look()
         self.run("retry_credential_backfill", code=WRONG_USE)

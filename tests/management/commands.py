@@ -64,7 +64,12 @@ def runner(capsys: pytest.CaptureFixture[str]) -> Run:
 
 def dsn() -> str:
     """Return how others connect to the tests' database."""
-    parameters = _parameters("default")
+    return conninfo("default")
+
+
+def conninfo(alias: str) -> str:
+    """Return how others connect to a database that Django knows by `alias`."""
+    parameters = _parameters(alias)
     return psycopg.conninfo.make_conninfo(dbname=parameters.pop("name"), **parameters)
 
 

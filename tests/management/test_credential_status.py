@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,10 @@ def test_the_json_has_every_member(run: Run) -> None:
         "unsupported": {"string": 1, "number": 0, "boolean": 0, "array": 1},
         "failures": {"SOURCE_SECRET_TOO_LARGE": 1},
         "acknowledged": {"unsupported": 0, "too_large": 0},
+        "pause": None,
+        "bindings": {
+            "default": {**status["bindings"]["default"], "epoch": 0, "bound_by": "tests", "confirmed": True},
+        },
         "clean": False,
     }
 
@@ -309,7 +314,7 @@ def test_it_waits_for_nobody(run: Run, admin: Admin) -> None:
 
 
 def test_a_store_that_is_not_there(run: Run, secrets_directory: Path) -> None:
-    secrets_directory.rmdir()
+    shutil.rmtree(secrets_directory)
     outcome = run("credential_status", "--check")
     assert outcome.code == 1
     assert "kfs_credentials.E004" in outcome.err

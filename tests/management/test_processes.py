@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from kfs_credentials.models import Source
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
@@ -30,7 +31,7 @@ Wait = Callable[[int], None]
 
 
 @pytest.fixture
-def start(secrets_directory: Path) -> Iterator[Start]:
+def start(secrets_directory: Path, settings: Settings) -> Iterator[Start]:
     """Return a function that starts `manage.py` on the tests' database; none of them outlives the test."""
     started: list[subprocess.Popen[str]] = []
 
@@ -39,7 +40,7 @@ def start(secrets_directory: Path) -> Iterator[Start]:
         variables = {
             "DATABASE_URL": database_url(),
             "KFS_SECRETS_DIR": str(secrets_directory),
-            "KFS_CREDENTIALS_KEYS": "9a" * 32,
+            "KFS_CREDENTIALS_KEYS": settings.KFS_CREDENTIALS["KEYS"][0].hex(),
             "KFS_CREDENTIALS_POLL_INTERVAL": "0.05",
             "TERM": term,
             "COLUMNS": "100",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from kfs_credentials.backfill_worker import BackfillSummary, BackfillWorker
 from kfs_credentials.conf import settings as ours
 from kfs_credentials.crypto import Scope
 from kfs_credentials.errors import StoreDenied, StoreUnavailable
-from kfs_credentials.models import Source, SourceCredentialBackfill
+from kfs_credentials.models import Pause, Source, SourceCredentialBackfill
 from kfs_credentials.stores import Address
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.factories import SourceFactory, SpaceFactory
@@ -233,7 +234,7 @@ def test_the_dry_run_touches_nothing(run: Run, awkward: None, secrets_directory:
 
 def test_the_dry_run_needs_neither_key_nor_store(run: Run, kfs_settings: Any, secrets_directory: Path) -> None:
     kfs_settings(KEYS=[])
-    secrets_directory.rmdir()
+    shutil.rmtree(secrets_directory)
     assert run("run_credential_backfill", "--dry-run", "--skip-checks").code == 0
 
 
@@ -242,7 +243,7 @@ def test_the_dry_run_needs_neither_key_nor_store(run: Run, kfs_settings: Any, se
 
 def test_the_directory_is_not_there(run: Run, secrets_directory: Path) -> None:
     SourceFactory.create()
-    secrets_directory.rmdir()
+    shutil.rmtree(secrets_directory)
     message = f"the directory for secrets does not exist: {secrets_directory}."
     outcome = run("run_credential_backfill")
     assert (outcome.code, outcome.out) == (1, "")
@@ -312,8 +313,9 @@ def test_the_store_refuses_in_the_middle(run: Run, fail: Callable[..., None]) ->
     assert outcome.code == 4
     assert last_line(outcome) == (
         "2 moved, 2 released in T s. Ended early: the token has expired. 2 left, and no job has failed by that. "
-        f"Put this right, then run {AGAIN}."
+        f"Put this right, run `manage.py resume_credential_workers`, then {AGAIN}."
     )
+    assert Pause.objects.get().reason == "the secret store denies access"
     assert sorted(SourceCredentialBackfill.objects.values_list("run_state", "retry_count")) == [
         ("queued", 0),
         ("queued", 0),

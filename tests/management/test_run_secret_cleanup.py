@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,7 +240,7 @@ def test_the_dry_run_touches_nothing(run: Run, store: EncryptedStore, secrets_di
 
 def test_the_dry_run_needs_neither_key_nor_store(run: Run, kfs_settings: Any, secrets_directory: Path) -> None:
     kfs_settings(KEYS=[])
-    secrets_directory.rmdir()
+    shutil.rmtree(secrets_directory)
     assert run("run_secret_cleanup", "--dry-run", "--skip-checks").code == 0
 
 

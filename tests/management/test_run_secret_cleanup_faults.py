@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pytest_django import Settings
 
 from kfs_credentials.cleanup_worker import CleanupSummary, CleanupWorker
 from kfs_credentials.errors import SecretStoreError, StoreDenied, StoreUnavailable
+from kfs_credentials.models import Pause
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.rows import add_ref
@@ -32,7 +34,7 @@ def _at_once(kfs_settings: Any) -> None:
 
 def test_the_directory_is_not_there(run: Run, secrets_directory: Path) -> None:
     row = add_ref()
-    secrets_directory.rmdir()
+    shutil.rmtree(secrets_directory)
     before = table_contents()
     message = f"the directory for secrets does not exist: {secrets_directory}."
     outcome = run("run_secret_cleanup")
@@ -111,8 +113,9 @@ def test_the_store_refuses_in_the_middle(
     assert outcome.code == 4
     assert last_line(outcome) == (
         "2 erased, 2 released in T s. Ended early: the token has expired. 4 left, and nothing counts as erased by "
-        f"that. Put this right, then run {AGAIN}."
+        f"that. Put this right, run `manage.py resume_credential_workers`, then {AGAIN}."
     )
+    assert Pause.objects.get().reason == "the secret store denies access"
     assert sorted(LedgerRow.objects.values_list("state", "delete_attempts")) == [
         *[("deleted", 0)] * 2,
         *[("retired", 0)] * 2,

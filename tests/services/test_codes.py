@@ -22,6 +22,7 @@ CODES: dict[type[KfsCredentialsError], str] = {
     errors.StoreUnavailable: "SOURCE_SECRET_STORE_UNAVAILABLE",
     errors.StoreDenied: "SOURCE_SECRET_STORE_DENIED",
     errors.StoreMisconfigured: "SOURCE_SECRET_STORE_MISCONFIGURED",
+    errors.BindingBroken: "SOURCE_SECRET_STORE_MISCONFIGURED",
     errors.SecretRetained: "SOURCE_SECRET_RETAINED",
     # Of the services.
     errors.SourceNotFound: "SOURCE_NOT_FOUND",
@@ -58,6 +59,7 @@ def test_every_other_error_has_the_code_of_the_family() -> None:
     assert others.keys() == {
         *("KfsCredentialsError", "InvalidKey", "InvalidRef", "InvalidSetting", "LeaseLost", "ImproperlyPrepared"),
         *("NotMigrated", "RowsHidden", "InvalidIndex", "DatabaseRefused"),
+        "WorkersPaused",
     }
 
 

@@ -18,6 +18,7 @@ from kfs_credentials import services
 from kfs_credentials.conf import key_ring
 from kfs_credentials.crypto import Credentials
 from kfs_credentials.errors import (
+    BindingBroken,
     InvalidCredentials,
     KfsCredentialsError,
     NoCredentials,
@@ -196,7 +197,7 @@ def test_a_damaged_object(
 def test_another_key(source: Source, kfs_settings: Change, caplog: pytest.LogCaptureFixture) -> None:
     kfs_settings(KEYS=[secrets.token_bytes(32)])
     assert SecretObject.objects.get().key_id != key_ring().primary.id
-    check_failure(source, caplog, SecretIntegrityError)
+    check_failure(source, caplog, BindingBroken)
 
 
 def test_a_key_that_is_no_longer_the_first(source: Source, settings: Settings, kfs_settings: Change) -> None:

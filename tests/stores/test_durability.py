@@ -108,9 +108,9 @@ def test_a_deletion_is_synced_before_the_return(location: Path) -> None:
     _, calls = trace(location, "put_one", "delete", "delete")
     _, deleted, absent = by_action(calls)
 
-    assert deleted.one("unlinkat", r'\.enc", 0').result == 0
+    assert [call.result for call in deleted.named("unlinkat") if '.enc", 0' in call.arguments] == [0, -1]
     for action in (deleted, absent):
-        assert in_order(action.one("unlinkat", r'\.enc", 0'), action.one("fsync", "objects/v1>"), action[-1])
+        assert in_order(action.named("unlinkat")[-1], action.one("fsync", "objects/v1>"), action[-1])
         # Nothing is opened but the directory: what is deleted is not read.
         assert [call.arguments.split(", ")[1] for call in action.named("openat")] == [f'"{location}/objects/v1"']
 

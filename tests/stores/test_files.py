@@ -150,7 +150,7 @@ def test_the_late_writer_of_a_temporary_file_that_was_taken_over_cannot_link_it(
             assert new.link()
             assert not late.link()
         assert (location / "secret.enc").read_bytes() == b"new"
-    assert str(caught.value) == "another process took over the writing of this secret, or erased it"
+    assert str(caught.value) == "another process took over the writing of this object, or erased it"
     assert files(location) == ["secret.enc"]
 
 
@@ -173,7 +173,7 @@ def test_an_erasure_takes_the_temporary_file_along_and_its_writer_cannot_link_it
         assert files(location) == ["secret.enc.tmp"]
         assert storage.remove_many(["secret.enc"]) == [False]
 
-    with pytest.raises(StoreUnavailable, match="took over the writing of this secret, or erased it"):
+    with pytest.raises(StoreUnavailable, match="took over the writing of this object, or erased it"):
         storage.create_many([("secret.enc", b"late")], check=erase)
 
     assert files(location) == []

@@ -116,8 +116,22 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
                 shown = "never" if count is None else f"{count:,}"
                 rows.append((title if place == 0 else "", words, shown, MEANINGS.get((name, member), "")))
         self.table(rows, right=(2,))
+        for store, binding in status.bindings.items():
+            finished = "" if binding["confirmed"] else ", NOT FINISHED"
+            self.stdout.write(
+                f"store {printable(store)}: bound by {printable(binding['bound_by'])} at {binding['bound_at']}, "
+                f"epoch {binding['epoch']:,}{finished}"
+            )
 
     def _verdict(self, status: Status) -> str:
+        line = self._state(status)
+        if status.pause is None:
+            return line
+        by, reason = printable(status.pause["by"]), printable(status.pause["reason"])
+        resume = self.command("resume_credential_workers", narrow=False)
+        return f"{line} The workers are paused, since {status.pause['at']} by {by}: {reason}. {resume} lets them go on."
+
+    def _state(self, status: Status) -> str:
         movable, queued, running = status.left
         findings = self._findings(status)
         if any(status.left) or status.ledger["overdue"]:

@@ -19,6 +19,7 @@ from kfs_credentials.management.options import (
     add_format_argument,
     add_selection_arguments,
     add_settings_arguments,
+    check_store,
     counted,
     positive,
     printable,
@@ -81,7 +82,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
     def _run(self, using: str, options: dict[str, Any]) -> Exit:
         selected = {"tenant": options["tenant"], "space": options["space"]}
         store = secret_stores["default"]
-        store.check()
+        check_store(using)
         steps = Backfill(using=using, store=store, worker=new_worker_name(), lease=settings.LEASE, **selected)
 
         def remaining() -> tuple[int, ...]:
@@ -159,8 +160,11 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         if summary.end is End.DRAINED:
             return f"Since then more has come: {left}. Run {again}."
         reason = f"Ended early: {summary.reason.rstrip('.')}. {left}"
+        resume = f"{self.command('resume_credential_workers', narrow=False)}, then {again}"
         if summary.end is End.DENIED:
-            return f"{reason}, and no job has failed by that. Put this right, then run {again}."
+            return f"{reason}, and no job has failed by that. Put this right, run {resume}."
+        if summary.end is End.PAUSED:
+            return f"{reason}. When they may go on, run {resume}."
         if summary.end is End.STUCK:
             return f"{reason}; {look} shows what they wait for."
         return f"{reason}, nothing lost; {again} goes on."
@@ -169,7 +173,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
 def _exit(summary: BackfillSummary, status: Status) -> Exit:
     if summary.end is End.UNREACHABLE:
         return Exit.UNKNOWN
-    if summary.end in (End.DENIED, End.STUCK, End.INTERRUPTED):
+    if summary.end in (End.DENIED, End.PAUSED, End.STUCK, End.INTERRUPTED):
         return Exit.NOT_FINISHED
     movable, *jobs = status.left
     if summary.rejected and movable <= summary.rejected and not any(jobs):

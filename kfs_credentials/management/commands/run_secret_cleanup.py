@@ -18,6 +18,7 @@ from kfs_credentials.management.options import (
     add_format_argument,
     add_selection_arguments,
     add_settings_arguments,
+    check_store,
     counted,
     positive,
     settings_given,
@@ -26,7 +27,6 @@ from kfs_credentials.management.progress import Progress
 from kfs_credentials.models import WorkerRole
 from kfs_credentials.repairs import Repair
 from kfs_credentials.status import Status, read_cleanup_left, read_status
-from kfs_credentials.stores import secret_stores
 from kfs_credentials.worker import End
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
 
     def _run(self, using: str, options: dict[str, Any]) -> Exit:
         selected = {"tenant": options["tenant"], "space": options["space"]}
-        secret_stores["default"].check()
+        check_store(using)
         steps = Cleanup(using=using, worker=new_worker_name(), lease=settings.LEASE, **selected)
 
         def count_left() -> int | None:
@@ -154,8 +154,11 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         if summary.end is End.DRAINED:
             return f"Since then more has come: {left:,} left. Run {again}."
         reason = f"Ended early: {summary.reason.rstrip('.')}. {left:,} left"
+        resume = f"{self.command('resume_credential_workers', narrow=False)}, then {again}"
         if summary.end is End.DENIED:
-            return f"{reason}, and nothing counts as erased by that. Put this right, then run {again}."
+            return f"{reason}, and nothing counts as erased by that. Put this right, run {resume}."
+        if summary.end is End.PAUSED:
+            return f"{reason}. When they may go on, run {resume}."
         return f"{reason}; {again} goes on."
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from kfs_credentials.actor import operating_system_user
 from kfs_credentials.errors import ImproperlyPrepared
 from kfs_credentials.management.options import (
     Exit,
     WorkCommand,
+    add_by_argument,
     add_format_argument,
     add_selection_arguments,
+    checked_text,
     printable,
     uuid_argument,
 )
@@ -48,7 +49,7 @@ examples:
             "--all", action="store_true", help="all of them, or those that --shape, --tenant and --space leave"
         )
         parser.add_argument("--shape", choices=AcknowledgedShape.values, help="only credentials of this shape")
-        parser.add_argument("--by", metavar="NAME", help="who acknowledges (default: the user who runs this)")
+        add_by_argument(parser, "acknowledges")
         add_selection_arguments(parser)
         parser.add_argument("--dry-run", action="store_true", help="list them, and touch nothing")
         add_format_argument(parser)
@@ -71,7 +72,7 @@ examples:
                 f"{self.command('settle_unsupported_credentials --all --dry-run')} lists what there is."
             )
         if not options["dry_run"]:
-            acknowledge(using, found, by=options["by"] or operating_system_user())
+            acknowledge(using, found, by=checked_text(options["by"], "--by"))
         return self._finish(found, len(before), options)
 
     def _finish(self, found: Sequence[Unsettled], before: int, options: dict[str, Any]) -> Exit:

@@ -1,0 +1,1 @@
+SELECT EXISTS (SELECT FROM "kfs_credentials_pause")
