@@ -223,10 +223,10 @@ def test_lists_take_the_same_few_queries_however_long_they_are(
         AcknowledgementFactory.create()
         RoundFactory.create(name=f"patrol:{job.pk}")
         EventFactory.create(credential_ref=ref.credential_ref)
-    # Session, user; tenants, count, rows. A search looks up a source and a space first, and what is gone.
-    with django_assert_max_num_queries(5):
+    # Session, user, pause; tenants, count, rows. A search looks up a source and a space first, and what is gone.
+    with django_assert_max_num_queries(6):
         admin_client.get(list_page(model))
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(9):
         admin_client.get(list_page(model, f"?q={job.source_id}"))
 
 
