@@ -246,7 +246,7 @@ def test_pages_take_few_queries(admin_client: Client, django_assert_max_num_quer
     rows += [RefFactory.create(source=source) for _ in range(5)]
     for row in rows:
         admin_client.get(page_of(row))  # Django remembers the ids of content types
-        # Session, user, pause, the row. Of a source: its JSON, job, refs; of a ref: its object, source, events, decisions.
+        # Session, user, pause, the row. Of a source: JSON, job, refs; of a ref: object, source, events, decisions.
         with django_assert_max_num_queries(8):
             admin_client.get(page_of(row))
 
