@@ -5,7 +5,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class KfsCredentialsConfig(AppConfig):
-    """Registers the system checks."""
+    """Registers the system checks, and what logs."""
 
     name = "kfs_credentials"
     label = "kfs_credentials"
@@ -13,5 +13,5 @@ class KfsCredentialsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Import the checks, which register themselves."""
-        from kfs_credentials import checks  # noqa: F401
+        """Import the checks and the receivers, which register themselves."""
+        from kfs_credentials import checks, receivers  # noqa: F401

@@ -22,13 +22,14 @@ from typing import Any
 from django.db import DatabaseError, connections, transaction
 
 from kfs_credentials import sql
+from kfs_credentials.audit import announce, announce_all, current_actor
 from kfs_credentials.batch import Batch, Item, Move, Put, SourceNow, decide, made
 from kfs_credentials.binding import Watch
 from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import KeyRing, new_ref
 from kfs_credentials.keys import hold, refuse_closed
 from kfs_credentials.leases import Lease, Leases
-from kfs_credentials.models import JobError, RefState, RunState, Source, SourceCredentialBackfill
+from kfs_credentials.models import EventKind, JobError, RefState, RunState, Source, SourceCredentialBackfill
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.models.backfill import BackfillQuerySet
 from kfs_credentials.models.knowledge_space import being_deleted
@@ -199,7 +200,9 @@ class Backfill:
                 recover_after=timedelta(seconds=settings.RECOVER_AFTER),
                 store=self.store.alias,
                 key_id=ring.primary.id,
+                actor=current_actor(),
             )
+            announce(self.using, EventKind.RESERVED, [ref for _, ref in rows])
             reserved.update((ref, job) for job, ref in rows)
 
         reserved: dict[str, uuid.UUID] = {}
@@ -321,9 +324,11 @@ class Backfill:
                 key_ids=[receipt.key_id for receipt in receipts],
                 sizes=[receipt.size for receipt in receipts],
                 token=lease.token,
+                actor=current_actor(),
             )
             if counts != (len(part),) * 3:
                 raise CountsDiffer
+            announce(self.using, EventKind.ACTIVATED, [item.ref for item in part])
 
         return bisected(self.using, items, update)
 
@@ -371,7 +376,7 @@ def finish(using: str, items: Sequence[Item], run_state: RunState, ref_state: Re
     """End these jobs, with `item.error` if there is one, and move their candidates to `ref_state`. All are locked."""
     if not items:
         return
-    sql.query(
+    written = sql.query(
         using,
         "backfill/finish",
         **columns(items, jobs="job_id", refs="ref", versions="version"),
@@ -380,7 +385,9 @@ def finish(using: str, items: Sequence[Item], run_state: RunState, ref_state: Re
         run_state=run_state.value,
         ref_state=ref_state.value,
         grace=timedelta(seconds=settings.ERASE_GRACE),
+        actor=current_actor(),
     )
+    announce_all(using, written)
 
 
 def requeue_with_fresh_candidates(using: str, store: str, items: Sequence[Item]) -> None:
@@ -396,7 +403,7 @@ def requeue_with_fresh_candidates(using: str, store: str, items: Sequence[Item])
         item.ref, item.plaintext = new_ref(), None
         item.prepare()
         item.fingerprint = item.fingerprint_now(ring)
-    sql.query(
+    written = sql.query(
         using,
         "backfill/refresh",
         **columns(items, jobs="job_id", refs="ref", versions="version", fingerprints="fingerprint", sizes="size"),
@@ -406,7 +413,9 @@ def requeue_with_fresh_candidates(using: str, store: str, items: Sequence[Item])
         recover_after=timedelta(seconds=settings.RECOVER_AFTER),
         store=store,
         key_id=ring.primary.id,
+        actor=current_actor(),
     )
+    announce_all(using, written)
 
 
 class CountsDiffer(Exception):

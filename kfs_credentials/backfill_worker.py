@@ -15,6 +15,7 @@ from kfs_credentials.backfill import Backfill
 from kfs_credentials.batch import Batch, Move, Put
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import LeaseLost, StoreDenied, StoreMisconfigured, StoreUnavailable, WorkersPaused
+from kfs_credentials.models import WorkerRole
 from kfs_credentials.worker import LOOK_UP_EVERY, NAMED, End, Summary, Worker
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class BackfillWorker(Worker):
     """
 
     what = "jobs"
+    role = WorkerRole.BACKFILL
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class BackfillWorker(Worker):
                 if previous is not None:
                     self._settle(previous, also=in_flight)
                     previous = None
+                self._tick()
                 if in_flight is None and not alone and not self._wait():
                     return
         finally:

@@ -24,6 +24,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from kfs_credentials import sql
+from kfs_credentials.audit import announce, current_actor
 from kfs_credentials.binding import Watch, advance, check_bound
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import Scope
@@ -36,7 +37,17 @@ from kfs_credentials.errors import (
 )
 from kfs_credentials.leases import Lease, Leases
 from kfs_credentials.ledger import note_claim
-from kfs_credentials.models import Attention, Receipt, RefError, RefState, Round, SecretObject, Source
+from kfs_credentials.models import (
+    Attention,
+    Event,
+    EventKind,
+    Receipt,
+    RefError,
+    RefState,
+    Round,
+    SecretObject,
+    Source,
+)
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.models.ledger import LedgerQuerySet
 from kfs_credentials.pause import check_not_paused
@@ -426,9 +437,13 @@ class Cleanup:
         objects = SecretObject.objects.using(self.using)
         match outcome:
             case Outcome.ERASED | Outcome.CONFIRMED:
-                receipts = [(Receipt.ERASED if item.result else Receipt.ABSENT).value for item in items]
-                sql.query(self.using, "cleanup/receipts", refs=refs, receipts=receipts)
-                rows.erased(confirm_after=settings.LATE_WRITE_HORIZON if outcome is Outcome.ERASED else None)
+                receipts = {item.id: Receipt.ERASED if item.result else Receipt.ABSENT for item in items}
+                stored = [receipts[item.id].value for item in items]
+                sql.query(self.using, "cleanup/receipts", refs=refs, receipts=stored)
+                horizon = settings.LATE_WRITE_HORIZON if outcome is Outcome.ERASED else None
+                for receipt in Receipt:
+                    same = [row for row, given in receipts.items() if given is receipt]
+                    rows.filter(pk__in=same).erased(receipt, confirm_after=horizon)
             case Outcome.RELEASED:
                 rows.release()
             case Outcome.PARKED:
@@ -436,9 +451,9 @@ class Cleanup:
                 rows.retry_later(RefError.NEEDS_ATTENTION, PARKED_FOR)
             case Outcome.RETAINED:
                 objects.mark(refs, Attention.RETAINED)
-                for item in items:
-                    until = item.result.until if isinstance(item.result, SecretRetained) else None
-                    self.refs().filter(pk=item.id).retain(until, PARKED_FOR)
+                results = [(item.id, item.result) for item in items]
+                until = {row: result.until for row, result in results if isinstance(result, SecretRetained)}
+                rows.retain({row: moment for row, moment in until.items() if moment is not None}, PARKED_FOR)
             case Outcome.RETRY:
                 for attempts in {item.attempts for item in items}:
                     same = [item.id for item in items if item.attempts == attempts]
@@ -481,7 +496,7 @@ class Cleanup:
                 found = sql.query(self.using, "cleanup/patrol", digests=list(digests))
                 late = [row for _, row in found if row is not None]
                 list(self.refs().filter(pk__in=late).lock().values_list("pk"))
-                self.refs().final().filter(pk__in=late).postpone(0)
+                self.refs().final().filter(pk__in=late).erase_again(EventKind.LATE_WRITE)
             if late:
                 logger.warning("%d objects were written after their erasure was confirmed: erased again", len(late))
             for digest, row in found:
@@ -512,7 +527,16 @@ class Cleanup:
         """Forget at most `limit` final rows older than LEDGER_RETENTION that a patrol has passed; return how many."""
         with short_transaction(self.using):
             retention = timedelta(seconds=settings.LEDGER_RETENTION)
-            return len(sql.query(self.using, "cleanup/purge", retention=retention, limit=limit))
+            actor = current_actor()
+            purged = sql.query(self.using, "cleanup/purge", retention=retention, limit=limit, actor=actor)
+            announce(self.using, EventKind.FORGOTTEN, [ref for (ref,) in purged])
+        return len(purged)
+
+    def purge_events(self, limit: int) -> int:
+        """Delete at most `limit` events older than EVENT_RETENTION; return how many."""
+        with short_transaction(self.using):
+            retention = timedelta(seconds=settings.EVENT_RETENTION)
+            return Event.objects.using(self.using).purge(retention, limit)
 
     # Rounds.
 

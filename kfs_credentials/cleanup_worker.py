@@ -7,6 +7,7 @@ worker looks after one page of whatever else there is to do.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from kfs_credentials.errors import (
     StoreUnavailable,
     WorkersPaused,
 )
+from kfs_credentials.models import WorkerRole
 from kfs_credentials.repairs import FINDINGS, Repair
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.transactions import describe
@@ -57,6 +59,7 @@ class CleanupSummary(Summary):
     repairs: Counter[Repair] = field(default_factory=Counter)
     retired: int = 0
     purged: int = 0
+    events_purged: int = 0
     unknown: int = 0
     """Objects that the patrol found and no ledger row accounts for."""
 
@@ -75,6 +78,7 @@ class CleanupWorker(Worker):
     """
 
     what = "refs"
+    role = WorkerRole.CLEANUP
 
     def __init__(
         self,
@@ -107,6 +111,7 @@ class CleanupWorker(Worker):
         self._found: dict[str, tuple[Repair, float]] = {}
         self._later: set[str] = set()
         self._purging = False
+        self._purge_events_at = 0.0
         self._looked: Look | None = None
         self._left_before = -1
 
@@ -143,6 +148,7 @@ class CleanupWorker(Worker):
                 busy = erased or swept
                 if not erased and (self.watch or not swept):
                     busy = self._go_round() or busy
+                self._tick()
                 if busy:
                     self._looked = None
                 elif not self._wait():
@@ -371,6 +377,8 @@ class CleanupWorker(Worker):
 
     def _go_round(self) -> bool:
         """Patrol a page of the store, or purge a batch after it; return whether there may be more."""
+        if self._purge_events():
+            return True
         if self._purging:
             purged = self._in_database(lambda: self.steps.purge(self._size))
             if purged is not None:
@@ -409,7 +417,19 @@ class CleanupWorker(Worker):
             self.summary.unknown = position.found
             if self._completed(position):
                 self._patrol_over, self._purging = not self.watch, True
+                self._purge_events_at = 0.0
         return True
+
+    def _purge_events(self) -> bool:
+        """Delete a batch of old events; return whether there may be more. They are nobody's alone."""
+        if self._narrow or time.monotonic() < self._purge_events_at:
+            return False
+        purged = self._in_database(lambda: self.steps.purge_events(self._size))
+        self.summary.events_purged += purged or 0
+        if not purged:
+            pause = max(settings.RECOVER_AFTER, settings.POLL_INTERVAL) if self.watch else math.inf
+            self._purge_events_at = time.monotonic() + pause
+        return bool(purged)
 
     def _completed(self, position: SweepPosition | PatrolPosition) -> bool:
         """Note that a round was made to the end; False if another worker has begun anew, or nobody could be told."""

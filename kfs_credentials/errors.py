@@ -21,6 +21,8 @@ class KfsCredentialsError(Exception):
     """
 
     code: ClassVar[str] = "SOURCE_CREDENTIAL_ERROR"
+    refusal: ClassVar[str | None] = None
+    """Why a worker that meets this does not work, a `RefusalReason`; None if it is about one secret or one call."""
 
 
 # Values that a caller passed in.
@@ -41,6 +43,8 @@ class CredentialsTooLarge(InvalidCredentials):
 class InvalidKey(KfsCredentialsError, ValueError):
     """A key of the ring is missing, malformed, of the wrong length or given twice."""
 
+    refusal = "misconfigured"
+
 
 class InvalidScope(KfsCredentialsError, ValueError):
     """A tenant, knowledge space or source id is blank or longer than 255 characters."""
@@ -54,6 +58,8 @@ class InvalidRef(KfsCredentialsError, ValueError):
 
 class InvalidSetting(KfsCredentialsError, ImproperlyConfigured):
     """A setting in KFS_CREDENTIALS is not what it must be; the message names it, never its value."""
+
+    refusal = "misconfigured"
 
 
 # What a secret store answers.
@@ -104,6 +110,7 @@ class StoreUnavailable(SecretStoreError):
     """
 
     code = "SOURCE_SECRET_STORE_UNAVAILABLE"
+    refusal = "store_unavailable"
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -114,12 +121,14 @@ class StoreDenied(SecretStoreError):
     """The store refuses this process. Trying again changes nothing; a person has to."""
 
     code = "SOURCE_SECRET_STORE_DENIED"
+    refusal = "store_denied"
 
 
 class StoreMisconfigured(SecretStoreError):
     """The store is not where, or not what, the settings say."""
 
     code = "SOURCE_SECRET_STORE_MISCONFIGURED"
+    refusal = "store_misconfigured"
 
 
 class BindingProblem(StrEnum):
@@ -137,6 +146,8 @@ class BindingProblem(StrEnum):
 
 class BindingBroken(StoreMisconfigured):
     """The database and the store do not know each other, or not any more: nothing is put and nothing is erased."""
+
+    refusal = "wrong_store"
 
     def __init__(self, problem: BindingProblem, message: str) -> None:
         super().__init__(message)
@@ -257,9 +268,35 @@ class LeaseLost(KfsCredentialsError):
 class WorkersPaused(KfsCredentialsError):
     """Somebody has paused the workers of this database; the message says who and why."""
 
+    refusal = "paused"
+
 
 class ImproperlyPrepared(KfsCredentialsError):
     """The database or the settings do not allow this command to work; the message says what to do."""
+
+
+class NotMigrated(ImproperlyPrepared):
+    """The database lacks migrations of this package, or is none that it works on."""
+
+    refusal = "not_migrated"
+
+
+class RowsHidden(ImproperlyPrepared):
+    """Row-level security hides rows, and what cannot be seen would be taken for deleted."""
+
+    refusal = "rows_hidden"
+
+
+class InvalidIndex(ImproperlyPrepared):
+    """An index is there and not valid."""
+
+    refusal = "invalid_index"
+
+
+class DatabaseRefused(ImproperlyPrepared):
+    """The database refused a statement of a worker, and only a person can help."""
+
+    refusal = "database_refused"
 
 
 class KeyClosed(ImproperlyPrepared):
@@ -269,6 +306,7 @@ class KeyClosed(ImproperlyPrepared):
     """
 
     code = "SOURCE_SECRET_KEY_CLOSED"
+    refusal = "key_closed"
 
     def __init__(self, key_id: str) -> None:
         super().__init__(

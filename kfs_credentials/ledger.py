@@ -15,6 +15,7 @@ from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
 from kfs_credentials import keys, sql
+from kfs_credentials.audit import announce, current_actor
 from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import Scope, new_ref, validate_ref
 from kfs_credentials.errors import (
@@ -26,7 +27,7 @@ from kfs_credentials.errors import (
     SpaceNotFound,
     VersionConflict,
 )
-from kfs_credentials.models import Purpose, RefState, SecretObject, Source, SourceCredentialBackfill
+from kfs_credentials.models import EventKind, Purpose, RefState, SecretObject, Source, SourceCredentialBackfill
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.models.knowledge_space import being_deleted
 from kfs_credentials.models.ledger import RESERVED
@@ -105,13 +106,16 @@ def lock_space(using: str, tenant: str, space: uuid.UUID) -> None:
     check_admission(using, space)
 
 
-def reserve(using: str, operation: Operation, *, store: str, size: int) -> Reserved:
+def reserve(
+    using: str, operation: Operation, *, store: str, size: int, event: EventKind = EventKind.RESERVED
+) -> Reserved:
     """Reserve the operation's ref, unless an earlier call with the same id has; return the row that counts.
 
     Inside the caller's transaction, to be committed before a byte is written. `size`: of the plaintext, in bytes.
-    Raises `OperationOver` if the id was used for another source, or if its ref was given up meanwhile.
+    `event`: how it came about. Raises `OperationOver` if the id was used for another source, or if its ref was given up
+    meanwhile.
     """
-    sql.query(
+    reserved = sql.query(
         using,
         "services/reserve",
         id=operation.row_id,
@@ -125,7 +129,10 @@ def reserve(using: str, operation: Operation, *, store: str, size: int) -> Reser
         store=store,
         key_id=key_ring().primary.id,
         size=size,
+        event=event.value,
+        actor=current_actor(),
     )
+    announce(using, event, [ref for (ref,) in reserved])
     fields = ("tenant_id", "knowledge_space_id", "source_id", "credential_ref", "state")
     *owner, ref, state = ledger(using).filter(pk=operation.row_id).values_list(*fields).get()
     if owner != [operation.tenant, operation.space, operation.source]:
@@ -196,12 +203,14 @@ def point(
     from_ref: str | None = None,
     scrub: bool = True,
     receipt: Receipt | None = None,
+    event: EventKind = EventKind.ACTIVATED,
 ) -> None:
     """Let a source name `ref` (reserved by `operation`), or none, and retire what it named before.
 
     Inside the caller's transaction. `expected_version`: the only version that will do, if any. `from_ref`: the only
     ref that the source may name now, if any. `scrub`: remove what lies in clear, in the same moment. `receipt`: of the
-    put; it is noted, and its key must not be closed. Repeating what was committed before changes nothing.
+    put; it is noted, and its key must not be closed. `event`: how `ref` came into use. Repeating what was committed
+    before changes nothing.
 
     Locks, all NOWAIT: the ledger rows of both refs, in id order, then the source. Raises `SourceNotFound`,
     `BeingDeleted`, `VersionConflict`, `OperationOver`, `MutationFailed` if a trigger keeps the source as it is,
@@ -246,7 +255,7 @@ def point(
         raise MutationFailed("a trigger of the database left the source as it was")
     ((version,),) = pointed
     if ref is not None:
-        ledger(using).filter(credential_ref=ref).activate(version)
+        ledger(using).filter(credential_ref=ref).activate(version, event=event)
         if receipt is not None:
             note_receipt(using, ref, receipt)
     if named is not None:
@@ -272,7 +281,7 @@ def _adopt_retired(using: str, ref: str, *, tenant: str, space: uuid.UUID, sourc
     except InvalidRef:
         return  # no object can be there
     adopted = Operation(Purpose.ROTATE, tenant, space, source, id=f"legacy-source:{source}:{ref}", ref=ref)
-    reserve(using, adopted, store="default", size=0)
+    reserve(using, adopted, store="default", size=0, event=EventKind.ADOPTED)
     SecretObject.objects.using(using).filter(pk=ref).update(key_id=None, size=None)
     ledger(using).filter(credential_ref=ref).retire()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models.functions import Now
 
+from kfs_credentials.audit import record, record_sources
 from kfs_credentials.backfill import (
     finish,
     lock_ledger,
@@ -21,6 +22,7 @@ from kfs_credentials.conf import settings
 from kfs_credentials.models import (
     AcknowledgedShape,
     Acknowledgement,
+    EventKind,
     RefState,
     RunState,
     SourceCredentialBackfill,
@@ -105,6 +107,7 @@ def _retry(using: str, versions: dict[uuid.UUID, int | None], store: str, result
                 again.append(item)
         if again:
             requeue_with_fresh_candidates(using, store, again)
+            record(using, EventKind.JOB_RETRIED, [item.ref for item in again])
         finish(using, over, RunState.SUCCEEDED, RefState.RETIRED)
         finish(using, named, RunState.SUCCEEDED, RefState.ACTIVE)
     result.queued += len(again)
@@ -165,6 +168,9 @@ def acknowledge(using: str, found: Sequence[Unsettled], *, by: str) -> int:
                 unique_fields=["source_id"],
                 update_fields=["shape", "acknowledged_by", "acknowledged_at"],
             )
+            for shape in sorted({one.shape for one in part}):
+                same = [one.source_id for one in part if one.shape == shape]
+                record_sources(using, EventKind.ACKNOWLEDGED, same, detail=shape)
 
     in_batches(using, found, note)
     return len(found)

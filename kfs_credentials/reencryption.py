@@ -268,8 +268,8 @@ class Reencryption:
             secret_stores[store].start_delete_many(addresses, look=look).result()
         batch.back = []
 
-    def reseal_probes(self) -> None:
-        """Seal the probe of each store under the first key, too: the last that was under another one.
+    def reseal_probes(self) -> bool:
+        """Seal the probe of each store under the first key, too: the last that was under another one. Return True.
 
         Raises as `binding.advance` does.
         """
@@ -279,6 +279,7 @@ class Reencryption:
             seen = secret_stores[store].read_probe()
             if isinstance(seen, Probe) and seen.key_id != self.primary:
                 advance(self.using, store, worker=self.worker)
+        return True
 
     def release(self, _: Batch) -> int:
         """Give nothing back: a run has no rows of its own."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import ImproperlyPrepared, KfsCredentialsError, LeaseLost, StoreUnavailable, WorkersPaused
-from kfs_credentials.models import Source
+from kfs_credentials.models import Source, WorkerRole
 from kfs_credentials.reencryption import Batch, Object, Outcome, Page, Reencryption
 from kfs_credentials.worker import LOOK_UP_EVERY, End, Summary, Worker
 
@@ -42,6 +42,7 @@ class ReencryptionWorker(Worker):
     """
 
     what = "objects"
+    role = WorkerRole.REENCRYPT
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class ReencryptionWorker(Worker):
         except LeaseLost as error:
             self._end(End.STUCK, str(error))
         except WorkersPaused as pause:
+            self._refused(pause)
             self._end(End.PAUSED, str(pause))
         finally:
             if not completed:
@@ -102,7 +104,7 @@ class ReencryptionWorker(Worker):
                 "(--database), and KFS_CREDENTIALS['STORES'] the place of its secrets, prefix included."
             )
         # As the last of all: whoever has the first key only takes the store for a wrong one until then.
-        return bool(self._until_answered(lambda: [self.steps.reseal_probes()]))
+        return bool(self._until_answered(self.steps.reseal_probes))
 
     def _named(self) -> int:
         """Return how many sources name a ref, where the ledger has none."""
@@ -147,6 +149,7 @@ class ReencryptionWorker(Worker):
         finally:
             settled = self._settle(batch)
         self._grow()
+        self._tick()
         self.progress(self.summary)
         return is_answered and settled
 

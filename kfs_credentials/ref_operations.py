@@ -13,8 +13,16 @@ from psycopg.errors import LockNotAvailable
 from kfs_credentials import sql
 from kfs_credentials.errors import ServiceError
 from kfs_credentials.ledger import Moved, ledger, point
-from kfs_credentials.models import Attention, RefError, RefState, SecretObject, Source, SourceSecretLifecycleRef
-from kfs_credentials.models.ledger import MOVED, RESERVED
+from kfs_credentials.models import (
+    Attention,
+    EventKind,
+    RefError,
+    RefState,
+    SecretObject,
+    Source,
+    SourceSecretLifecycleRef,
+)
+from kfs_credentials.models.ledger import RESERVED
 from kfs_credentials.models.secret_object import PARKED
 from kfs_credentials.operations import in_batches
 from kfs_credentials.transactions import short_transaction
@@ -100,7 +108,7 @@ def erase_again(using: str, rows: Rows) -> RefResult:
     """
 
     def move(refs: LedgerQuerySet, objects: Sequence[str]) -> None:
-        refs.update(next_delete_at=Now(), **MOVED)
+        refs.erase_again(EventKind.ERASE_AGAIN)
         SecretObject.objects.using(using).mark(objects, None)
 
     return _decide(using, rows, parked, move)
@@ -134,7 +142,7 @@ def discard(using: str, rows: Rows) -> RefResult:
     """
 
     def move(refs: LedgerQuerySet, objects: Sequence[str]) -> None:
-        refs.retire()
+        refs.retire(event=EventKind.DISCARDED)
         SecretObject.objects.using(using).mark(objects, None)
 
     return _decide(using, rows, discardable, move)
@@ -200,7 +208,16 @@ def _restore(using: str, row: uuid.UUID, version: int | None) -> RefResult:
             sql.query(using, "services/lock_source", tenant=tenant, source=source)
             if now.get(row) is None or version not in (None, now[row]) or not restorable(refs.filter(pk=row)).exists():
                 return RefResult(changed=1)
-            point(using, tenant=tenant, source=source, operation=None, ref=ref, from_ref=before, scrub=False)
+            point(
+                using,
+                tenant=tenant,
+                source=source,
+                operation=None,
+                ref=ref,
+                from_ref=before,
+                scrub=False,
+                event=EventKind.RESTORED,
+            )
             SecretObject.objects.using(using).mark([ref], None)
     except (ServiceError, Moved):
         return RefResult(changed=1)

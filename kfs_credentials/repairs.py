@@ -17,6 +17,7 @@ from django.db.models import Exists, OuterRef, Q
 from psycopg.errors import LockNotAvailable
 
 from kfs_credentials import sql
+from kfs_credentials.audit import announce, current_actor
 from kfs_credentials.binding import Watch, check_bound
 from kfs_credentials.crypto import Plaintext, Scope, validate_ref
 from kfs_credentials.errors import (
@@ -35,7 +36,7 @@ from kfs_credentials.errors import (
 )
 from kfs_credentials.keys import refuse_closed
 from kfs_credentials.ledger import Moved, Operation, check_admission, note_claim, point, reserve
-from kfs_credentials.models import Attention, Purpose, RefError, RefState, SecretObject, Source
+from kfs_credentials.models import Attention, EventKind, Purpose, RefError, RefState, SecretObject, Source
 from kfs_credentials.models.ledger import LedgerQuerySet
 from kfs_credentials.redaction import short_ref
 from kfs_credentials.stores import secret_stores
@@ -162,9 +163,10 @@ class Repairs:
             now = sql.query(self.using, "services/lock_source", tenant=named.tenant, source=named.source)
             if not now or now[0][2] != named.ref:
                 return Repair.LATER
-            ((adopted,),) = sql.query(self.using, "cleanup/adopt", ref=named.ref, store="default")
+            adopted = sql.query(self.using, "cleanup/adopt", ref=named.ref, store="default", actor=current_actor())
             if not adopted:
                 return Repair.LATER
+            announce(self.using, EventKind.ADOPTED, [named.ref])
             self._keep(displaced)
         return Repair.REGISTERED
 
@@ -180,7 +182,7 @@ class Repairs:
             back = rows.filter(credential_ref=named.ref, state=RefState.RETIRED).never_claimed()
             if not (back_again := list(back.values_list("pk", flat=True))):
                 return Repair.LATER
-            rows.filter(pk__in=back_again).activate(now[0][1])
+            rows.filter(pk__in=back_again).activate(now[0][1], event=EventKind.REINSTATED)
             SecretObject.objects.using(self.using).mark([named.ref], None)
             self._keep(displaced)
         logger.warning(
@@ -220,6 +222,7 @@ class Repairs:
                 from_ref=named.ref,
                 scrub=False,
                 receipt=receipt,
+                event=EventKind.RESCUED,
             )
             self._keep(displaced)
             watch.end()

@@ -146,8 +146,6 @@ def create_source(
         new = Operation(Purpose.CREATE, tenant, space, source, id=operation)
         put = _reserve_and_put(using, new, checked_credentials(credentials, validate))
     _repeated(using, _Insertion(using, tenant, source, values, new, put, is_made_id=source == made_id).insert)
-    if put is not None:
-        logger.info("source %s of tenant %s was created with credentials in store %s", source, tenant, put.store)
     return _read(using, source)
 
 
@@ -254,7 +252,6 @@ def rotate_credentials(
             put.watch.end()
 
     _repeated(using, activate)
-    logger.info("credentials of source %s of tenant %s were rotated in store %s", source, tenant, put.store)
     return _read(using, source)
 
 
@@ -378,7 +375,6 @@ class _Put(NamedTuple):
     """What the store has for an operation. `receipt`: None if nothing was put, as the ref was active already."""
 
     ref: str
-    store: str
     receipt: Receipt | None
     watch: Watch
     """To be ended in the transaction that activates the ref."""
@@ -408,7 +404,7 @@ def _reserve_and_put(using: str, operation: Operation, plaintext: Plaintext) -> 
         # An earlier call with the same id, by a process with an old key ring, has put it there.
         receipt = store.replace(scope, ref, look=watch.look)
         _repeated(using, partial(_note, using, ref, receipt))
-    return _Put(ref, store.alias, receipt, watch)
+    return _Put(ref, receipt, watch)
 
 
 def _note(using: str, ref: str, receipt: Receipt) -> None:

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from kfs_credentials.models.ledger import LedgerQuerySet
 
 
+UNFINISHED = (RunState.QUEUED, RunState.RUNNING, RunState.FAILED)
+"""The states of jobs that something is left to do about."""
+
+
 class PlannedShape(TypedDict):
     """A line of `read_plan`: sources of one tenant without a ref, whose credentials are of one shape."""
 
@@ -60,6 +64,7 @@ class Status:
     unsupported: dict[str, int]
     failures: dict[str, int]
     acknowledged: dict[str, int]
+    ages: dict[str, dict[str, int]]
     pause: dict[str, str] | None
     bindings: dict[str, dict[str, Any]]
     keys: list[HeldKey]
@@ -126,11 +131,12 @@ class Status:
         `erased_last_hour`. `rounds`: `unknown_objects` that the last patrol of the store found, and the seconds since
         the last sweep and patrol that came to their end, None if there was none. `unsupported`: by shape;
         `failures`: failed jobs by code; `acknowledged`: the unsupported and the too large ones that a person has
-        settled. `pause`: who has paused the workers, when and why, None if nobody has. `bindings`: for each store the
-        environment and epoch that the database knows, who bound it and when, and whether that came to its end.
-        settled. `keys`: for each key id, None where it is not known, how many refs are under it that are `live`,
-        `retired` (to be erased) and `candidate` (reserved), whether it is in the ring of this process, and the first of
-        it, and whether it is closed.
+        settled. `ages`: of the unfinished `backfills` and of the `ledger`, by state: the seconds since the last move
+        of the one that has been in its state for longest. `pause`: who has paused the workers, when and why, None if
+        nobody has. `bindings`: for each store the environment and epoch that the database knows, who bound it and
+        when, and whether that came to its end. `keys`: for each key id, None where it is not known, how many refs are
+        under it that are `live`, `retired` (to be erased) and `candidate` (reserved), whether it is in the ring of this
+        process, and the first of it, and whether it is closed.
 
         Sources that are being deleted count in `total`, `legacy` and `referenced` only, and of their jobs only
         those that have succeeded.
@@ -143,6 +149,7 @@ class Status:
             "unsupported": self.unsupported,
             "failures": self.failures,
             "acknowledged": self.acknowledged,
+            "ages": self.ages,
             "pause": self.pause,
             "bindings": self.bindings,
             "keys": self.keys,
@@ -156,12 +163,13 @@ def read_status(using: str, *, tenant: str | None = None, space: uuid.UUID | Non
     Counts what is there at one moment, unless the caller has a transaction open. Takes some seconds for a million
     sources and their refs, all of which it counts.
     """
-    with _snapshot(using):
+    with snapshot(using):
         rows = Selection.of(using, tenant=tenant, space=space)
         totals = rows.sources().aggregate(total=Count("pk"), referenced=Count("credential_ref"))
         legacy = rows.sources().legacy().aggregate(all=Count("pk"), open=Count("pk", filter=rows.is_open()))
         shapes, both = _out_of_place(rows)
-        jobs, failures = _unfinished(rows)
+        jobs, failures, job_ages = _unfinished(rows)
+        states, ref_ages = _ref_states(rows)
         oldest = rows.open_jobs().queued().aggregate(age=Now() - Min("updated_at"))["age"]
         too_large = rows.too_large()
         return Status(
@@ -181,7 +189,7 @@ def read_status(using: str, *, tenant: str | None = None, space: uuid.UUID | Non
                 "expired_leases": rows.open_jobs().expired().count(),
                 "oldest_queued_seconds": int(oldest.total_seconds()) if oldest else 0,
             },
-            ledger=_ledger(rows),
+            ledger={**states, **_ledger(rows)},
             rounds=_rounds(rows),
             unsupported=shapes,
             failures=failures,
@@ -189,6 +197,7 @@ def read_status(using: str, *, tenant: str | None = None, space: uuid.UUID | Non
                 "unsupported": rows.unsupported().filter(is_acknowledged("pk", "shape")).count(),
                 "too_large": too_large.filter(is_acknowledged("source_id", AcknowledgedShape.TOO_LARGE)).count(),
             },
+            ages={"backfills": job_ages, "ledger": ref_ages},
             pause=_pause(using),
             bindings=_bindings(using),
             keys=held_keys(using, tenant=tenant, space=space),
@@ -213,7 +222,7 @@ def read_left(using: str, *, tenant: str | None = None, space: uuid.UUID | None 
 
 def read_plan(using: str, *, tenant: str | None = None, space: uuid.UUID | None = None) -> list[PlannedShape]:
     """Return what a backfill would find, by tenant and shape; JSON null included, which is no credentials."""
-    with _snapshot(using):
+    with snapshot(using):
         rows = Selection.of(using, tenant=tenant, space=space)
         shapes = (
             rows.sources()
@@ -249,16 +258,26 @@ def _out_of_place(rows: Selection) -> tuple[dict[str, int], int]:
     return shapes, both
 
 
-def _unfinished(rows: Selection) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how many jobs of open sources are in which state, and how many have failed with which code."""
+def _unfinished(rows: Selection) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Return how many jobs of open sources are in which state, how many have failed with which code, and the ages."""
     jobs, failures = {state.value: 0 for state in RunState}, {}
+    ages = {state.value: 0 for state in UNFINISHED}
     # Named one by one: the claim index finds these, and could not find what is not succeeded.
-    unfinished = rows.open_jobs().filter(run_state__in=(RunState.QUEUED, RunState.RUNNING, RunState.FAILED))
-    for (state, code), count in _grouped(unfinished, "run_state", "last_error_code"):
+    unfinished = rows.open_jobs().filter(run_state__in=UNFINISHED)
+    for (state, code), count, age in _grouped_with_age(unfinished, "run_state", "last_error_code"):
         jobs[state] += count
+        ages[state] = max(age, ages[state])
         if state == RunState.FAILED:
             failures[code or "unknown"] = count  # no code: not from this package
-    return jobs, failures
+    return jobs, failures, ages
+
+
+def _ref_states(rows: Selection) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how many refs are in which state, and the ages."""
+    states, ages = {state.value: 0 for state in RefState}, {state.value: 0 for state in RefState}
+    for (state,), count, age in _grouped_with_age(rows.refs(), "state"):
+        states[state], ages[state] = count, age
+    return states, ages
 
 
 def _dangling(rows: Selection) -> int:
@@ -274,8 +293,6 @@ def _dangling(rows: Selection) -> int:
 
 
 def _ledger(rows: Selection) -> dict[str, int]:
-    states = {state.value: 0 for state in RefState}
-    states.update((state, count) for (state,), count in _grouped(rows.refs(), "state"))
     overdue, (unfinished, next_move_in) = rows.refs().overdue().count(), rows.refs().ahead()
     objects = SecretObject.objects.using(rows.using)
 
@@ -283,7 +300,6 @@ def _ledger(rows: Selection) -> dict[str, int]:
         return rows.refs().filter(credential_ref__in=objects.filter(**which).values("pk")).count()
 
     return {
-        **states,
         "overdue": overdue,
         "oldest_overdue_seconds": max(0, -int(next_move_in.total_seconds())) if overdue and next_move_in else 0,
         "waiting": unfinished - overdue,
@@ -349,13 +365,20 @@ def _grouped(rows: QuerySet[Any, Any], *columns: str) -> Iterator[tuple[tuple[An
         yield tuple(values), count
 
 
+def _grouped_with_age(rows: QuerySet[Any, Any], *columns: str) -> Iterator[tuple[tuple[Any, ...], int, int]]:
+    """Yield values, how many rows have them, and the seconds since the last move of the oldest of these."""
+    counted = rows.order_by(*columns).values_list(*columns)
+    for *values, count, age in counted.annotate(count=Count("pk"), age=Now() - Min("updated_at")):
+        yield tuple(values), count, max(0, int(age.total_seconds()))
+
+
 def _named_count(name: str, rows: QuerySet[Any, Any]) -> QuerySet[Any, tuple[str, int]]:
     counted: Any = rows.order_by().values_list(Value(name)).annotate(count=Count("pk"))
     return counted  # type: ignore[no-any-return]
 
 
 @contextmanager
-def _snapshot(using: str) -> Iterator[None]:
+def snapshot(using: str) -> Iterator[None]:
     """Let all statements see one moment, and write nothing, unless the caller has a transaction open."""
     connection = connections[using]
     if connection.in_atomic_block or not connection.get_autocommit():

@@ -19,16 +19,20 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
 
+from kfs_credentials.audit import acting_as
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import (
-    ImproperlyPrepared,
+    DatabaseRefused,
+    KfsCredentialsError,
     LeaseLost,
     StoreDenied,
     StoreMisconfigured,
     StoreUnavailable,
     WorkersPaused,
 )
+from kfs_credentials.models import WorkerRole
 from kfs_credentials.pause import pause_workers, reason_to_pause
+from kfs_credentials.ticks import Ticker, reason_of, refuse
 from kfs_credentials.transactions import TRIES, Fault, describe, fault, jittered, pause_before_try
 
 logger = logging.getLogger(__name__)
@@ -180,10 +184,12 @@ class Steps(Protocol):
 class Worker:
     """A loop over steps, until nothing is left (`watch=False`) or until it is stopped.
 
-    `batch_size`: the most rows of one batch. Subclasses implement `_run`, and say `what` their rows are.
+    `batch_size`: the most rows of one batch. Subclasses implement `_run`, and say `what` their rows are and
+    which `role` they have.
     """
 
     what: ClassVar[str]
+    role: ClassVar[WorkerRole]
     summary: Summary
 
     def __init__(self, steps: Steps, *, batch_size: int, watch: bool = False) -> None:
@@ -199,18 +205,33 @@ class Worker:
         self._pause: WorkersPaused | None = None
         self._was_paused = False
         self._moved_at = time.monotonic()
+        self._ticker = Ticker(self.using, self.role, steps.worker)
 
     def _work(self) -> None:
-        """Run `_run` until there is an end, listening to signals."""
-        with self.stop.on_signals():
+        """Run `_run` until there is an end, listening to signals; what it does is done in this worker's name."""
+        with self.stop.on_signals(), acting_as(self._common.worker):
             while True:
                 try:
                     return self._run()
                 except (StoreDenied, StoreMisconfigured) as error:
                     denied = error
+                except KfsCredentialsError as error:
+                    self._refused(error)
+                    raise
+                self._refused(denied)
                 logger.error("the secret store cannot be used any more: %s", denied)
                 if not self._pause_all(denied) or not self.watch:
                     return self._end(End.DENIED, str(denied))
+
+    def _tick(self) -> None:
+        """Tell that this worker is at work, and does not only wait for a store or for the end of a pause."""
+        if self._trouble is None and self._pause is None:
+            self._ticker.tick()
+
+    def _refused(self, error: KfsCredentialsError) -> None:
+        """Count what keeps this worker from working."""
+        if reason := reason_of(error):
+            refuse(self.using, self.role, reason)
 
     def _pause_all(self, denied: StoreDenied | StoreMisconfigured) -> bool:
         """Pause the workers of this database, since the store denies access or is not the right one.
@@ -226,6 +247,8 @@ class Worker:
         """Wait a little, since the workers are paused; return False instead if that is the end of this run."""
         if self.stop:
             return True
+        if self._pause is not None and not self._was_paused:
+            self._refused(self._pause)
         if not self.watch:
             self._end(End.PAUSED, str(self._pause))
             return False
@@ -241,6 +264,7 @@ class Worker:
     def _wait_for_store(self, trouble: StoreUnavailable, renew: Callable[[], None]) -> None:
         """Wait for a store that is unavailable, and renew what is leased meanwhile."""
         self._trouble = trouble
+        self._refused(trouble)
         delay = self._store_backoff.next(trouble.retry_after)
         logger.warning("the secret store is unavailable, waiting %.1f s: %s", delay, trouble)
         if not self.watch and self._out_of_patience(database=True):
@@ -278,7 +302,7 @@ class Worker:
         """Do `work`, whole transactions of it again where that helps; None if the database is out of reach for now.
 
         A worker that is asked to stop tries nothing again: what it holds is given back then. No attempt of any job is
-        counted. Raises `ImproperlyPrepared` where only a person can help.
+        counted. Raises `DatabaseRefused` where only a person can help.
         """
         for attempt in range(1, TRIES + 1):
             try:
@@ -288,12 +312,12 @@ class Worker:
                 meaning, what = fault(error), describe(error)
             # Out here the error is gone: its text and its frames may hold a row.
             if meaning is Fault.DATA:
-                raise ImproperlyPrepared(
+                raise DatabaseRefused(
                     f"the database refused to change a row ({what}), and it cannot be told which: see the server's log "
                     "for the constraint or trigger. What this worker had leased is given back."
                 )
             if meaning is Fault.REFUSED:
-                raise ImproperlyPrepared(
+                raise DatabaseRefused(
                     f"the database refused a statement of this worker ({what}). Check that `manage.py migrate` has run "
                     "and that this role may read and write the tables."
                 )

@@ -24,6 +24,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext
 
 from kfs_credentials.admin.base import ReadOnlyAdmin
+from kfs_credentials.audit import acting_as
 from kfs_credentials.errors import KfsCredentialsError
 from kfs_credentials.transactions import describe
 
@@ -177,7 +178,9 @@ class DecidingAdmin(ReadOnlyAdmin):
 
     def _decide(self, request: HttpRequest, decision: Decision, rows: Rows, answers: Mapping[str, Any]) -> None:
         try:
-            result = decision.decide(self.using, rows, by=request.user.get_username(), answers=answers)
+            by = request.user.get_username()
+            with acting_as(f"user:{by}"):
+                result = decision.decide(self.using, rows, by=by, answers=answers)
         except (DatabaseError, InterfaceError) as error:
             problem = f"{describe(error)}."
         except (KfsCredentialsError, ImproperlyConfigured) as error:

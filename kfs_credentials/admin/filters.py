@@ -12,7 +12,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from kfs_credentials import sql
-from kfs_credentials.models import AcknowledgedShape, Attention, RefError, RefState, RunState, SecretObject
+from kfs_credentials.models import AcknowledgedShape, Attention, EventKind, RefError, RefState, RunState, SecretObject
 
 MOST_TENANTS = 200
 
@@ -137,6 +137,24 @@ class CredentialsFilter(SimpleListFilter):
                 return queryset.referenced()  # type: ignore[attr-defined, no-any-return]
             case _:
                 return queryset.none()
+
+
+class EventKindFilter(SimpleListFilter):
+    """By what has happened."""
+
+    title = _("event")
+    parameter_name = "kind"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
+        """Return the kinds."""
+        return list(EventKind.choices)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the events of that kind."""
+        kind = self.value()
+        if kind is None:
+            return queryset
+        return queryset.filter(kind=kind) if kind in EventKind.values else queryset.none()
 
 
 class ShapeFilter(SimpleListFilter):

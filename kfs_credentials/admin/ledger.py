@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import display_for_field
-from django.db import connections
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
@@ -16,14 +14,15 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from kfs_credentials import sql
 from kfs_credentials.admin import display
 from kfs_credentials.admin.base import RefAdmin
 from kfs_credentials.admin.confirm import DecidingAdmin
+from kfs_credentials.admin.event import as_table, newest_of
 from kfs_credentials.admin.filters import AttentionFilter, RefStateFilter, TenantFilter
 from kfs_credentials.admin.ref_decisions import ABANDON, DISCARD, ERASE_AGAIN, RESTORE
-from kfs_credentials.admin.search import Term, in_scopes, known_scopes
+from kfs_credentials.admin.search import Term, in_scopes, known_scopes, recorded_scopes
 from kfs_credentials.models import (
+    Event,
     KnowledgeSpace,
     Purpose,
     RefState,
@@ -78,6 +77,7 @@ class LedgerAdmin(RefAdmin, DecidingAdmin):
         (_("Erasure"), {"fields": ("next_delete_at", "delete_attempts", "deleted_at", *ERASURE)}),
         (_("Given up"), {"fields": GIVEN_UP}),
         (_("Times"), {"fields": ("recover_after", "created_at", "updated_at", "row_version")}),
+        (_("Events"), {"fields": ("events",)}),
     )
 
     def found_by(self, term: Term) -> Q:
@@ -85,7 +85,7 @@ class LedgerAdmin(RefAdmin, DecidingAdmin):
         found = term.refs("credential_ref")
         if term.id is None:
             return found
-        scopes = known_scopes(self.using, term.id) or self._recorded_scopes(term.id)
+        scopes = known_scopes(self.using, term.id) or recorded_scopes(self.using, term.id)
         return found | term.ids("pk") | Q(operation_id=str(term.id)) | in_scopes(scopes, term.id)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -172,6 +172,12 @@ class LedgerAdmin(RefAdmin, DecidingAdmin):
             "size": display.NOTHING if row.object.size is None else filesizeformat(row.object.size),
         }
 
+    @admin.display(description=_("events"))
+    def events(self, row: Any) -> str:
+        """Show the newest events of the ref, and link to all of its source."""
+        link = self.search_link(Event, row.source_id, gettext("All events of this source"))
+        return format_html("{}<p>{}</p>", as_table(newest_of(self.using, row.credential_ref)), link)
+
     first_claimed_at = of_object("first_claimed_at")
     first_erased_at = of_object("first_erased_at")
     receipt = of_object("receipt")
@@ -206,9 +212,3 @@ class LedgerAdmin(RefAdmin, DecidingAdmin):
     def abandon(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Ask for a reason and for confirmation, with the parked refs as they are now."""
         return self.ask(request, queryset, ABANDON)
-
-    def _recorded_scopes(self, of: uuid.UUID) -> list[tuple[str, uuid.UUID]]:
-        """Return the tenant and space of every ref of a source or a space that is gone."""
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(sql.read("admin/scopes"), {"id": of})
-            return list(cursor.fetchall())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from django.db.models import Q
 
+from kfs_credentials import sql
 from kfs_credentials.crypto import validate_ref
 from kfs_credentials.errors import InvalidRef
 from kfs_credentials.models import KnowledgeSpace, Source
@@ -92,6 +93,11 @@ def known_scopes(using: str, of: uuid.UUID) -> list[tuple[str, uuid.UUID]]:
         *sources.values_list("knowledge_space__tenant_id", "knowledge_space_id"),
         *spaces.values_list("tenant_id", "pk"),
     ]
+
+
+def recorded_scopes(using: str, of: uuid.UUID) -> list[tuple[str, uuid.UUID]]:
+    """Return the tenant and space of every ref of a source or a space that is gone."""
+    return [(tenant, space) for tenant, space in sql.query(using, "admin/scopes", id=of)]
 
 
 def in_scopes(scopes: Iterable[tuple[str, uuid.UUID]], of: uuid.UUID) -> Q:

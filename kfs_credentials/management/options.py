@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import enum
-import getpass
 import json
 import os
 import shlex
 import sys
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
@@ -18,14 +17,23 @@ from django.db import DatabaseError, InterfaceError, connections, router
 from django.db.migrations.executor import MigrationExecutor
 from rich.cells import cell_len
 
+from kfs_credentials.actor import acting_as, operating_system_user
 from kfs_credentials.binding import ensure_bound
 from kfs_credentials.checks import hidden_tables, invalid_indexes
 from kfs_credentials.conf import settings
-from kfs_credentials.errors import ImproperlyPrepared, KfsCredentialsError, StoreUnavailable
-from kfs_credentials.models import Source
+from kfs_credentials.errors import (
+    ImproperlyPrepared,
+    InvalidIndex,
+    KfsCredentialsError,
+    NotMigrated,
+    RowsHidden,
+    StoreUnavailable,
+)
+from kfs_credentials.models import RefusalReason, Source, WorkerRole
 from kfs_credentials.operations import in_batches
 from kfs_credentials.selection import Selection
 from kfs_credentials.stores import secret_stores
+from kfs_credentials.ticks import reason_of, refuse
 from kfs_credentials.transactions import Fault, describe, fault
 
 if TYPE_CHECKING:
@@ -92,7 +100,13 @@ class TeachingCommand(BaseCommand):
 
 
 class WorkCommand(TeachingCommand):
-    """A command on the tables of this app: `--database`, exit codes, and errors that say what to do."""
+    """A command on the tables of this app: `--database`, exit codes, and errors that say what to do.
+
+    What it does is done in the name of `--by`, if it has that, or of the user who runs it.
+    """
+
+    role: ClassVar[WorkerRole | None] = None
+    """Under which role it is counted if it refuses to work; None if it is no worker."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Return the parser; below the options are the examples and the exit codes."""
@@ -114,19 +128,23 @@ class WorkCommand(TeachingCommand):
         using = options["database"] or default
         self.database_flag = _flags({"database": using if using != default else None})
         self.flags = self.database_flag + _flags({name: options.get(name) for name in ("tenant", "space")})
+        refusal: RefusalReason | None = None
         try:
             check_ready(using)
             check_selection(using, options)
-            code, problem = self.work(using, options), ""
+            with acting_as(_actor(options.get("by"))):
+                code, problem = self.work(using, options), ""
         except StoreUnavailable as error:
-            code, problem = Exit.UNKNOWN, f"The secret store is out of reach: {error}"
+            code, problem, refusal = Exit.UNKNOWN, f"The secret store is out of reach: {error}", reason_of(error)
         except (KfsCredentialsError, ImproperlyConfigured) as error:
-            code, problem = Exit.WRONG_USE, str(error)
+            code, problem, refusal = Exit.WRONG_USE, str(error), reason_of(error)
         except (DatabaseError, InterfaceError) as error:
-            code, problem = database_problem(using, error)
+            (code, problem), refusal = database_problem(using, error), reason_of(error)
         except KeyboardInterrupt:
             code, problem = Exit.NOT_FINISHED, "Interrupted. It is safe to run this again."
         # Out here, where the error has no context: a database's quotes rows.
+        if refusal is not None and self.role is not None:
+            refuse(using, self.role, refusal)
         if problem:
             raise CommandError(problem, returncode=code)
         if code is not Exit.CLEAN:
@@ -152,9 +170,9 @@ class WorkCommand(TeachingCommand):
             self.stdout.write("  ".join(cells).rstrip())
 
     def report(self, output: str, value: Any, line: str, code: Exit = Exit.CLEAN) -> Exit:
-        """Print the last line and return `code`; for JSON print the value, and the line on standard error."""
-        if output == "json":
-            self.stdout.write(json.dumps(value, indent=2))
+        """Print the last line and return `code`; for JSON and text print the value, and the line on standard error."""
+        if output != "table":
+            self.stdout.write(value if isinstance(value, str) else json.dumps(value, indent=2))
             self.stderr.write(line, str)
         else:
             self.stdout.write(line, self.style.WARNING if code else self.style.SUCCESS)
@@ -167,29 +185,27 @@ def add_selection_arguments(parser: CommandParser) -> None:
     parser.add_argument("--space", metavar="UUID", type=uuid_argument, help="only the sources of this knowledge space")
 
 
-def add_format_argument(parser: CommandParser) -> None:
-    """Add `--format`."""
+def add_format_argument(parser: CommandParser, *more: str) -> None:
+    """Add `--format`; `more`: formats besides table and JSON."""
     parser.add_argument(
         "--format",
-        choices=("table", "json"),
+        choices=("table", "json", *more),
         default="table",
-        help="how to print the result (default: table); with json the last line goes to standard error",
+        help="how to print the result (default: table); with others the last line goes to standard error",
     )
 
 
 def add_by_argument(parser: CommandParser, does: str) -> None:
     """Add `--by`. `does`: what that person does."""
     parser.add_argument(
-        "--by", metavar="NAME", default=operator(), help=f"who {does} (default: the user who runs this)"
+        "--by", metavar="NAME", default=operating_system_user(), help=f"who {does} (default: the user who runs this)"
     )
 
 
-def operator() -> str:
-    """Return the name of the user that runs this command."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"  # a container whose user has no name
+def _actor(by: str | None) -> str:
+    """Return in whose name a command acts. `by`: what `--by` says, which is the user if nobody has said anything."""
+    user = operating_system_user()
+    return f"command:{user}" if by is None or by == user else checked_text(by, "--by")
 
 
 def checked_text(text: str, option: str) -> str:
@@ -296,7 +312,7 @@ def check_ready(using: str) -> None:
     """
     connection = connections[using]
     if connection.vendor != "postgresql":
-        raise ImproperlyPrepared(
+        raise NotMigrated(
             f"DATABASES['{using}'] is {connection.display_name}, and kfs_credentials needs PostgreSQL. Give another "
             "alias with --database, or correct DATABASES."
         )
@@ -305,16 +321,16 @@ def check_ready(using: str) -> None:
     wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "kfs_credentials"]
     if executor.migration_plan(wanted):
         database = "" if using == "default" else f" --database {using}"
-        raise ImproperlyPrepared(
+        raise NotMigrated(
             f"The database '{using}' is not migrated. Run `manage.py migrate kfs_credentials{database}` first."
         )
     if hidden := hidden_tables(using):
-        raise ImproperlyPrepared(
+        raise RowsHidden(
             f"Row-level security hides rows of {', '.join(hidden)} from this role, and a source that cannot be "
             "seen would be taken for one that was deleted. Use a role with BYPASSRLS."
         )
     if invalid := invalid_indexes(using):
-        raise ImproperlyPrepared(
+        raise InvalidIndex(
             f"INVALID indexes: {', '.join(invalid)}. An interrupted CREATE INDEX CONCURRENTLY left them behind, and "
             "an invalid unique index keeps nothing unique. DROP INDEX CONCURRENTLY, then build them again."
         )

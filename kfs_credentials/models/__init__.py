@@ -12,7 +12,7 @@ from kfs_credentials.models.pause import Pause
 from kfs_credentials.models.round import Round
 from kfs_credentials.models.secret_object import Attention, Receipt, SecretObject
 from kfs_credentials.models.source import Shape, Source
-from kfs_credentials.models.tick import Refusal, Tick
+from kfs_credentials.models.tick import Refusal, RefusalReason, Tick, WorkerRole
 
 __all__ = [
     "AcknowledgedShape",
@@ -31,6 +31,7 @@ __all__ = [
     "RefError",
     "RefState",
     "Refusal",
+    "RefusalReason",
     "Round",
     "RunState",
     "SecretObject",
@@ -39,4 +40,5 @@ __all__ = [
     "SourceCredentialBackfill",
     "SourceSecretLifecycleRef",
     "Tick",
+    "WorkerRole",
 ]

@@ -14,19 +14,22 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import models
-from django.db.models import Count, Exists, F, Min, OuterRef, Q, Value
+from django.db.models import Case, Count, Exists, F, Min, OuterRef, Q, Value, When
 from django.db.models.functions import Greatest, Now
 from django.utils.translation import gettext_lazy as _
 
 from kfs_credentials.conf import settings
 from kfs_credentials.leases import ErrorCode, LeasedQuerySet, LeasedRow, seconds_from_now
 from kfs_credentials.models.backfill import RunState, SourceCredentialBackfill
+from kfs_credentials.models.event import Event, EventKind
 from kfs_credentials.models.schema import SeedIndex
-from kfs_credentials.models.secret_object import Attention, SecretObject
+from kfs_credentials.models.secret_object import Attention, Receipt, SecretObject
 from kfs_credentials.models.source import Source
 from kfs_credentials.redaction import short_ref
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kfs_credentials.leases import Lease
 
 
@@ -62,6 +65,15 @@ class RefError(ErrorCode):
 
 
 RESERVED = (RefState.STAGED, RefState.CANDIDATE)
+
+KEPT = {
+    RefError.DISPLACED: EventKind.DISPLACED,
+    RefError.UNREADABLE: EventKind.UNREADABLE,
+    RefError.ABANDONED: EventKind.ABANDONED,
+}
+"""What has become of a ref that is kept for this reason."""
+FAILED = {RefError.DELETE_FAILED: EventKind.ERASURE_FAILED, RefError.NEEDS_ATTENTION: EventKind.PARKED}
+"""What has become of a ref whose erasure failed like this."""
 
 
 # What every move of a row writes.
@@ -205,9 +217,18 @@ class LedgerQuerySet(LeasedQuerySet):
         """Lock these rows in id order. Waits for them, unless told otherwise, for LOCK_TIMEOUT at most."""
         return self.order_by("id").select_for_update(no_key=True, of=("self",), skip_locked=skip_locked, nowait=nowait)
 
-    def activate(self, version: int) -> int:
-        """Note that a source of this version names these refs."""
-        return self.update(
+    def _move(self, event: EventKind, *, detail: str | None = None, **columns: Any) -> int:
+        """Change these rows, which the caller has locked, and write an event for each, in one statement for all."""
+        rows = dict(self.values_list("pk", "credential_ref"))
+        if not rows:
+            return 0
+        Event.objects.using(self.db).note(event, list(rows.values()), detail=detail)
+        return self.model.objects.using(self.db).filter(pk__in=rows).update(**columns)  # type: ignore[no-any-return]
+
+    def activate(self, version: int, *, event: EventKind = EventKind.ACTIVATED) -> int:
+        """Note that a source of this version names these refs. `event`: how it came about."""
+        return self._move(
+            event,
             state=RefState.ACTIVE,
             source_version=version if version >= 1 else None,
             next_delete_at=None,
@@ -216,13 +237,14 @@ class LedgerQuerySet(LeasedQuerySet):
             **MOVED,
         )
 
-    def retire(self, error: RefError | None = None) -> int:
-        """Let these refs, which nobody uses any more, be erased after the grace."""
-        return self.update(
+    def retire(self, *, event: EventKind = EventKind.RETIRED) -> int:
+        """Let these refs, which nobody uses any more, be erased after the grace. `event`: how it came about."""
+        return self._move(
+            event,
             state=RefState.RETIRED,
             next_delete_at=seconds_from_now(settings.ERASE_GRACE),
-            last_error_code=error,
-            last_error_message=None if error is None else error.message,
+            last_error_code=None,
+            last_error_message=None,
             **MOVED,
         )
 
@@ -231,7 +253,9 @@ class LedgerQuerySet(LeasedQuerySet):
 
         No time rather than a late one: the Node service's cleanup erases whatever is due.
         """
-        return self.update(
+        return self._move(
+            KEPT[error],
+            detail=error.value,
             state=RefState.RETIRED,
             next_delete_at=None,
             deleted_at=None,
@@ -246,7 +270,8 @@ class LedgerQuerySet(LeasedQuerySet):
         Not put off: the Node service's cleanup takes whatever is due, and makes a ref that a source names active, also
         one that was claimed for erasure before.
         """
-        return self.update(state=RefState.RETIRED, next_delete_at=None, **{**LeasedRow.RELEASED, "deleted_at": None})
+        unleased = {**LeasedRow.RELEASED, "deleted_at": None}
+        return self._move(EventKind.HELD, state=RefState.RETIRED, next_delete_at=None, **unleased)
 
     def recover_later(self) -> int:
         """Let these reservations be looked at again after another RECOVER_AFTER."""
@@ -255,6 +280,10 @@ class LedgerQuerySet(LeasedQuerySet):
     def postpone(self, seconds: float) -> int:
         """Let what is due be looked at again later."""
         return self.update(next_delete_at=seconds_from_now(seconds), **MOVED)
+
+    def erase_again(self, event: EventKind) -> int:
+        """Let these be erased as soon as a worker comes to them. `event`: why."""
+        return self._move(event, next_delete_at=Now(), **MOVED)
 
     def claim(self, lease: Lease, *, crashed_alone: bool) -> int:
         """Lease these rows for erasure. `crashed_alone` counts an attempt."""
@@ -273,10 +302,12 @@ class LedgerQuerySet(LeasedQuerySet):
         """Give these rows back, as due as they were: an erasure that was not made leaves nothing known to be gone."""
         return self.update(state=RefState.RETIRED, **LeasedRow.RELEASED)
 
-    def erased(self, *, confirm_after: float | None) -> int:
+    def erased(self, receipt: Receipt, *, confirm_after: float | None) -> int:
         """Note that the store said that these are gone. `confirm_after`: seconds, None if that was the confirmation."""
         due = None if confirm_after is None else seconds_from_now(confirm_after)
-        return self.update(
+        return self._move(
+            EventKind.CONFIRMED if confirm_after is None else EventKind.ERASED,
+            detail=receipt.value,
             state=RefState.DELETED,
             deleted_at=Now(),
             next_delete_at=due,
@@ -285,16 +316,18 @@ class LedgerQuerySet(LeasedQuerySet):
             **LeasedRow.RELEASED,
         )
 
-    def retain(self, until: datetime | None, seconds: float) -> int:
-        """Note that the store keeps these: until a moment, or, if that is not known, for so many seconds.
+    def retain(self, until: Mapping[uuid.UUID, datetime], seconds: float) -> int:
+        """Note that the store keeps these: until a moment, by id, or, where that is not known, for so many seconds.
 
         A moment that is past is none: its clock and ours differ, and it is asked again after RETRY_BASE.
         """
         soonest = seconds_from_now(settings.RETRY_BASE)
-        due = seconds_from_now(seconds) if until is None else Greatest(Value(until), soonest)
-        return self.update(
+        known = [When(pk=row, then=Greatest(Value(moment), soonest)) for row, moment in until.items()]
+        return self._move(
+            EventKind.RETAINED,
+            detail=RefError.RETAINED.value,
             state=RefState.RETIRED,
-            next_delete_at=due,
+            next_delete_at=Case(*known, default=seconds_from_now(seconds)),
             last_error_code=RefError.RETAINED,
             last_error_message=RefError.RETAINED.message,
             **LeasedRow.RELEASED,
@@ -302,7 +335,9 @@ class LedgerQuerySet(LeasedQuerySet):
 
     def retry_later(self, error: RefError, seconds: float) -> int:
         """Let the erasure of these be tried again after so many seconds; this attempt counts."""
-        return self.update(
+        return self._move(
+            FAILED[error],
+            detail=error.value,
             state=RefState.RETIRED,
             next_delete_at=seconds_from_now(seconds),
             delete_attempts=F("delete_attempts") + 1,

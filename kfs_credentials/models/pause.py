@@ -6,6 +6,8 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from kfs_credentials.redaction import redacted_text
+
 
 class Pause(models.Model):
     """Who has paused the workers, and why. Read by each of them in the transaction in which it claims."""
@@ -24,4 +26,4 @@ class Pause(models.Model):
         constraints = [models.CheckConstraint(condition=Q(id=1), name="kfs_credentials_pause_id_ck")]
 
     def __str__(self) -> str:
-        return f"{self.paused_by}: {self.reason}"
+        return redacted_text(f"{self.paused_by}: {self.reason}")  # a person wrote that

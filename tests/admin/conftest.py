@@ -32,7 +32,7 @@ def client_with(db: None) -> MakeClient:
         ours = Permission.objects.filter(content_type__app_label="kfs_credentials")
         user = User.objects.create_user(f"staff-{User.objects.count()}", is_staff=True)
         viewing = ours.filter(codename__regex="^view_").exclude(codename="view_full_ref")
-        assert viewing.count() == 7
+        assert viewing.count() == 14
         user.user_permissions.set([*viewing, *ours.filter(codename__in=codenames)])
         client = Client()
         client.force_login(user)

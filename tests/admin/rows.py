@@ -16,15 +16,25 @@ from kfs_credentials.crypto import new_ref
 from kfs_credentials.models import (
     AcknowledgedShape,
     Acknowledgement,
+    Binding,
+    Checkpoint,
+    ClosedKey,
+    Event,
+    EventKind,
     JobError,
+    Pause,
     Purpose,
     RefState,
+    Refusal,
+    RefusalReason,
     Round,
     RunState,
     SecretObject,
     Source,
     SourceCredentialBackfill,
     SourceSecretLifecycleRef,
+    Tick,
+    WorkerRole,
 )
 from tests.factories import SourceFactory
 
@@ -130,6 +140,111 @@ class RoundFactory(factory.django.DjangoModelFactory[Round]):
     lease_expires_at = factory.LazyFunction(lambda: timezone.now() + dt.timedelta(hours=1))
     started_at = factory.LazyFunction(timezone.now)
     found = 3
+
+
+class EventFactory(factory.django.DjangoModelFactory[Event]):
+    """A ref was retired by the application."""
+
+    class Meta:
+        model = Event
+
+    created_at = factory.LazyFunction(timezone.now)
+    kind = EventKind.RETIRED
+    actor = "application"
+    credential_ref = factory.LazyFunction(new_ref)
+    tenant_id = "tenant-a"
+    knowledge_space_id = factory.LazyFunction(uuid.uuid4)
+    source_id = factory.LazyFunction(uuid.uuid4)
+
+
+class BindingFactory(factory.django.DjangoModelFactory[Binding]):
+    """The default store, with its epoch under a lease."""
+
+    class Meta:
+        model = Binding
+
+    store = "default"
+    environment_id = factory.LazyFunction(uuid.uuid4)
+    system_identifier = "7000000000000000000"
+    database_oid = 16384
+    epoch = 7
+    bound_at = factory.LazyFunction(timezone.now)
+    bound_by = "an operator"
+    worker_id = "worker#1"
+    lease_token = factory.LazyFunction(uuid.uuid4)
+    lease_expires_at = factory.LazyFunction(lambda: timezone.now() + dt.timedelta(hours=1))
+
+
+class PauseFactory(factory.django.DjangoModelFactory[Pause]):
+    """The workers are paused."""
+
+    class Meta:
+        model = Pause
+        django_get_or_create = ("id",)
+
+    id = Pause.ID
+    paused_at = factory.LazyFunction(timezone.now)
+    paused_by = "an operator"
+    reason = "the bucket moves"
+
+
+class ClosedKeyFactory(factory.django.DjangoModelFactory[ClosedKey]):
+    """A key that is closed."""
+
+    class Meta:
+        model = ClosedKey
+
+    key_id = factory.Sequence(lambda n: f"{n:016x}")
+    closed_at = factory.LazyFunction(timezone.now)
+    closed_by = "an operator"
+
+
+class TickFactory(factory.django.DjangoModelFactory[Tick]):
+    """A cleanup is at work."""
+
+    class Meta:
+        model = Tick
+
+    role = WorkerRole.CLEANUP
+    worker_id = "worker"
+    ticked_at = factory.LazyFunction(timezone.now)
+
+
+class RefusalFactory(factory.django.DjangoModelFactory[Refusal]):
+    """A cleanup was refused by the store, three times."""
+
+    class Meta:
+        model = Refusal
+
+    role = WorkerRole.CLEANUP
+    reason = RefusalReason.STORE_DENIED
+    count = 3
+    refused_at = factory.LazyFunction(timezone.now)
+
+
+class CheckpointFactory(factory.django.DjangoModelFactory[Checkpoint]):
+    """A command that was interrupted."""
+
+    class Meta:
+        model = Checkpoint
+
+    name = "reencrypt"
+    position = "source-secret:v1:"
+    data = factory.LazyFunction(dict)
+    started_at = factory.LazyFunction(timezone.now)
+    updated_at = factory.LazyFunction(timezone.now)
+
+
+OPERATIONS = (
+    BindingFactory,
+    CheckpointFactory,
+    ClosedKeyFactory,
+    EventFactory,
+    PauseFactory,
+    RefusalFactory,
+    TickFactory,
+)
+"""Rows of the tables that it takes to operate."""
 
 
 def set_ref(source: Source, ref: str) -> None:

@@ -20,22 +20,38 @@ from kfs_credentials.crypto import new_ref
 from kfs_credentials.models import (
     Acknowledgement,
     Attention,
+    Binding,
+    Checkpoint,
+    ClosedKey,
+    Event,
     KnowledgeSpace,
+    Pause,
     RefState,
+    Refusal,
     Round,
     SecretObject,
     Source,
     SourceCredentialBackfill,
     SourceSecretLifecycleRef,
+    Tick,
 )
 from tests.admin.conftest import MakeClient, list_page, page_of
-from tests.admin.rows import AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, RoundFactory, set_ref
+from tests.admin.rows import (
+    OPERATIONS,
+    AcknowledgementFactory,
+    EventFactory,
+    JobFactory,
+    ObjectFactory,
+    RefFactory,
+    RoundFactory,
+    set_ref,
+)
 from tests.factories import SourceFactory, SpaceFactory
 
 CANARY = "canary-5d1f"
 MODELS = (
     *(Acknowledgement, KnowledgeSpace, Round, SecretObject, Source, SourceCredentialBackfill),
-    SourceSecretLifecycleRef,
+    *(SourceSecretLifecycleRef, Binding, Checkpoint, ClosedKey, Event, Pause, Refusal, Tick),
 )
 SECRETS = {
     "auth": {"api_key": CANARY, "items": [{"tokens": [CANARY]}]},
@@ -78,6 +94,14 @@ def rows(db: None) -> list[str]:
     RefFactory.create(credential_ref=refs[4], state=RefState.RETIRED)
     ObjectFactory.create(credential_ref=refs[4], attention=Attention.DISPLACED)
     RoundFactory.create()
+    for maker in OPERATIONS:
+        maker.create()
+    for ref in refs:
+        EventFactory.create(credential_ref=ref, actor=f"https://user:{CANARY}@host")
+    Binding.objects.update(bound_by=f"https://user:{CANARY}@host")
+    ClosedKey.objects.update(closed_by=f"https://user:{CANARY}@host")
+    Pause.objects.update(paused_by=f"https://user:{CANARY}@host", reason=f"https://user:{CANARY}@host")
+    Checkpoint.objects.update(position=refs[0], data={"note": CANARY})
     JobFactory.create(source=sources[1], candidate_credential_ref=refs[2], last_error_message=CANARY)
     JobFactory.create(source=sources[2], leased=True, candidate_credential_ref=refs[3], last_error_code=CANARY)
     AcknowledgementFactory.create(source_id=sources[1].pk)

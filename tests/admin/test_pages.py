@@ -14,9 +14,11 @@ from django.test import Client
 from django.urls import reverse
 
 from kfs_credentials.admin import display
+from kfs_credentials.admin.event import MOST_EVENTS
 from kfs_credentials.admin.source import MOST_BYTES, as_shown
 from kfs_credentials.crypto import new_ref
 from kfs_credentials.models import (
+    Event,
     JobError,
     KnowledgeSpace,
     Purpose,
@@ -28,8 +30,39 @@ from kfs_credentials.models import (
     SourceSecretLifecycleRef,
 )
 from tests.admin.conftest import MakeClient, list_page, page_of
-from tests.admin.rows import JobFactory, ObjectFactory, RefFactory, RoundFactory, set_ref
+from tests.admin.rows import EventFactory, JobFactory, ObjectFactory, RefFactory, RefusalFactory, RoundFactory, set_ref
 from tests.factories import SourceFactory, SpaceFactory
+
+
+def test_the_page_of_a_ref_shows_its_newest_events(client_with: MakeClient) -> None:
+    ref = RefFactory.create(source=SourceFactory.create())
+    EventFactory.create(credential_ref=ref.credential_ref, kind="reserved", actor="command:ada <b>")
+    for _ in range(MOST_EVENTS):
+        EventFactory.create(credential_ref=ref.credential_ref, kind="parked", detail=RefError.NEEDS_ATTENTION)
+    EventFactory.create(actor="of another ref")
+    text = client_with().get(page_of(ref)).text
+    assert text.count("<td>erasure parked</td>") == MOST_EVENTS
+    assert str(RefError.NEEDS_ATTENTION.label) in text
+    assert f"Only the newest {MOST_EVENTS} are shown." in text
+    assert "<td>reserved</td>" not in text
+    assert "of another ref" not in text
+    assert f'href="{list_page(Event)}?q={ref.source_id}"' in text
+    Event.objects.filter(kind="parked")._raw_delete("default")
+    text = client_with().get(page_of(ref)).text
+    assert "<td>reserved</td><td>command:ada &lt;b&gt;</td><td>-</td>" in text
+    assert "Only the newest" not in text
+
+
+def test_the_page_of_a_ref_that_nothing_has_happened_to(admin_client: Client) -> None:
+    assert admin_client.get(page_of(RefFactory.create())).status_code == 200
+
+
+def test_kinds_and_reasons_that_are_in_no_list(admin_client: Client) -> None:
+    """A newer version of this package wrote them, or another program."""
+    event = EventFactory.create(kind="invented")
+    assert "invented" in admin_client.get(page_of(event)).text
+    refusal = RefusalFactory.create(reason="invented")
+    assert admin_client.get(page_of(refusal)).status_code == 200
 
 
 def source_with(metadata: str) -> Source:
@@ -208,12 +241,13 @@ def test_pages_take_few_queries(admin_client: Client, django_assert_max_num_quer
         source.knowledge_space,
         ObjectFactory.create(),
         RoundFactory.create(),
+        EventFactory.create(),
     ]
     rows += [RefFactory.create(source=source) for _ in range(5)]
     for row in rows:
         admin_client.get(page_of(row))  # Django remembers the ids of content types
-        # Session, user, the row; of a source its JSON, job and refs; of a ref its object, its source, its decisions.
-        with django_assert_max_num_queries(6):
+        # Session, user, pause, the row. Of a source: JSON, job, refs; of a ref: object, source, events, decisions.
+        with django_assert_max_num_queries(8):
             admin_client.get(page_of(row))
 
 

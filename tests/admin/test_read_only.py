@@ -18,10 +18,14 @@ from django.urls import reverse
 from kfs_credentials.models import KnowledgeSpace, Source, SourceCredentialBackfill, SourceSecretLifecycleRef
 from kfs_credentials.stores import secret_stores
 from tests.admin.conftest import MakeClient, list_page, page_of
-from tests.admin.rows import AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, RoundFactory
+from tests.admin.rows import OPERATIONS, AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, RoundFactory
 
-OWN = ("kfs_credentials_secret_object", "kfs_credentials_acknowledgement", "kfs_credentials_round")
-MAKERS = (AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, RoundFactory)
+OWN = (
+    *("kfs_credentials_secret_object", "kfs_credentials_acknowledgement", "kfs_credentials_round"),
+    *("kfs_credentials_binding", "kfs_credentials_checkpoint", "kfs_credentials_closed_key", "kfs_credentials_event"),
+    *("kfs_credentials_pause", "kfs_credentials_refusal", "kfs_credentials_tick"),
+)
+MAKERS = (AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, RoundFactory, *OPERATIONS)
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def test_every_model_is_registered_and_the_checks_pass() -> None:
     from django.apps import apps
 
     ours = set(apps.get_app_config("kfs_credentials").get_models())
-    assert len(ours) == 7
+    assert len(ours) == 14
     assert ours <= set(admin.site._registry)
     call_command("check", "--tag", "admin", "--fail-level", "WARNING")
 

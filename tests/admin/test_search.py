@@ -12,6 +12,7 @@ from kfs_credentials.admin.search import PREFIX, Refs, Term
 from kfs_credentials.crypto import new_ref
 from kfs_credentials.models import (
     Acknowledgement,
+    Event,
     KnowledgeSpace,
     SecretObject,
     Source,
@@ -19,7 +20,7 @@ from kfs_credentials.models import (
     SourceSecretLifecycleRef,
 )
 from tests.admin.conftest import MakeClient, list_page
-from tests.admin.rows import AcknowledgementFactory, JobFactory, ObjectFactory, RefFactory, set_ref
+from tests.admin.rows import AcknowledgementFactory, EventFactory, JobFactory, ObjectFactory, RefFactory, set_ref
 from tests.factories import SourceFactory
 
 REF = f"{PREFIX}1234abcd-5678-4def-9abc-0123456789ab"
@@ -133,6 +134,20 @@ def test_refs_of_what_is_gone(admin_client: Client) -> None:
     for row in rows:
         assert found(admin_client, SourceSecretLifecycleRef, row.knowledge_space_id) == {row.pk}
     assert found(admin_client, SourceSecretLifecycleRef, uuid.uuid4()) == set()
+
+
+def test_events_of_a_ref_and_of_a_source(admin_client: Client) -> None:
+    row = RefFactory.create(source=SourceFactory.create(), credential_ref=REF)
+    gone = RefFactory.create()
+    of_one = {EventFactory.create(credential_ref=REF).pk for _ in range(2)}
+    of_gone = EventFactory.create(credential_ref=gone.credential_ref)
+    seen = EventFactory.create(credential_ref=None, kind="acknowledged", source_id=row.source_id)
+    EventFactory.create()
+    for term in (REF, REF[:25], ID):
+        assert found(admin_client, Event, term) == of_one
+    assert found(admin_client, Event, row.source_id) == {*of_one, seen.pk}
+    assert found(admin_client, Event, gone.source_id) == {of_gone.pk}
+    assert found(admin_client, Event, uuid.uuid4()) == set()
 
 
 def test_spaces_objects_and_acknowledgements(admin_client: Client) -> None:

@@ -184,6 +184,7 @@ class Story:
         """Show the status in every way."""
         self.run("credential_status")
         self.run("credential_status", "--format", "json")
+        self.run("credential_status", "--format", "prometheus")
         self.run("credential_status", "--check", code=STOPPED)  # one cannot get a job
 
     def collect(self) -> None:

@@ -44,6 +44,11 @@ def check_that_everything_happened(story: Story) -> None:
         "rejected": (False, "queued", None),
         **dict.fromkeys(("array", "text", "no job", "none"), (False, None, None)),
     }
+    events, refusals = (story.evidence[f"table kfs_credentials_{name}"] for name in ("event", "refusal"))
+    for expected in (b"reserved", b"activated", b"retired", b"job_failed", b"job_retried", b"acknowledged"):
+        assert expected in events, expected
+    for expected in (b"store_denied", b"store_unavailable", b"database_refused"):
+        assert expected in refusals, expected
     printed = b"".join(content for name, content in story.evidence.items() if name.startswith("printed"))
     for expected in (
         b"the secret store failed in an unexpected way (RuntimeError)",
@@ -55,6 +60,7 @@ def check_that_everything_happened(story: Story) -> None:
         b"Traceback (most recent call last):",
         b"SOURCE_ROW_REJECTED",
         b"UPDATE sources src SET",  # django.db.backends
+        b"kfs_credentials_refusals_total{",
     ):
         assert expected in printed, expected
     log = story.evidence["the server's log"]

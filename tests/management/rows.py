@@ -33,6 +33,7 @@ TABLES = (
     "kfs_credentials_secret_object",
     "kfs_credentials_acknowledgement",
     "kfs_credentials_round",
+    "kfs_credentials_event",
 )
 
 

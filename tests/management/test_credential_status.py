@@ -204,8 +204,11 @@ def test_the_json_has_every_member(run: Run) -> None:
     RefFactory.create(job=JobFactory.create(queued=True), state="candidate", next_delete_at=None)
     status = run("credential_status", "--format", "json").json
     age = status["backfills"].pop("oldest_queued_seconds")
-    assert isinstance(age, int)
-    assert age >= 0
+    ages = status.pop("ages")
+    assert list(ages["backfills"]) == ["queued", "running", "failed"]
+    assert list(ages["ledger"]) == ["staged", "candidate", "active", "retired", "deleting", "deleted"]
+    every = (age, *ages["backfills"].values(), *ages["ledger"].values())
+    assert all(isinstance(one, int) and one >= 0 for one in every)
     assert status == {
         "sources": {
             "total": 8,

@@ -143,6 +143,7 @@ def test_json_has_result_and_status_and_the_last_line_is_on_standard_error(run: 
         "retired": 1,
         "purged": 0,
         "lost": 0,
+        "events_purged": 0,
         "unknown_objects": 0,
         "repairs": {
             "fine_by_now": 0,

@@ -59,6 +59,7 @@ def test_every_other_error_has_the_code_of_the_family() -> None:
     # None of these comes from a client's request: settings, keys, workers.
     assert others.keys() == {
         *("KfsCredentialsError", "InvalidKey", "InvalidRef", "InvalidSetting", "LeaseLost", "ImproperlyPrepared"),
+        *("NotMigrated", "RowsHidden", "InvalidIndex", "DatabaseRefused"),
         "WorkersPaused",
     }
 

@@ -32,6 +32,7 @@ from kfs_credentials.models import (
     Source,
     SourceSecretLifecycleRef,
 )
+from kfs_credentials.redaction import short_ref
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.factories import SourceFactory
 from tests.invariants import check_invariants
@@ -356,13 +357,20 @@ def test_a_version_that_cannot_go_up(source: Source) -> None:
 # What it says.
 
 
-def test_the_log_says_whose_credentials_were_rotated_and_shows_none(
+def test_the_log_says_which_refs_a_rotation_moved_and_shows_no_credentials(
     source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:
+    old = source.credential_ref
     with caplog.at_level(logging.DEBUG):
-        rotate(source)
-    (record,) = [record for record in caplog.records if record.name == "kfs_credentials.services"]
-    assert record.getMessage() == f"credentials of source {source.pk} of tenant {TENANT} were rotated in store default"
+        new = rotate(source).credential_ref
+    assert old
+    assert new
+    moves = [record.getMessage() for record in caplog.records if record.name == "kfs_credentials"]
+    assert moves == [
+        f"reserved by application: 1 ref: {short_ref(new)}",
+        f"activated by application: 1 ref: {short_ref(new)}",
+        f"retired by application: 1 ref: {short_ref(old)}",
+    ]
     assert NEW["token"] not in caplog.text
 
 

@@ -12,7 +12,6 @@ from kfs_credentials.management.options import (
     Exit,
     WorkCommand,
     add_by_argument,
-    checked_text,
     counted,
     printable,
 )
@@ -57,7 +56,7 @@ examples:
 
     def work(self, using: str, options: dict[str, Any]) -> Exit:
         """Look, ask, bind."""
-        by, store = checked_text(options["by"], "--by"), options["store"]
+        by, store = options["by"], options["store"]
         if store not in settings.STORES:
             raise ImproperlyPrepared(
                 f"{NAME}['STORES'] has no '{printable(store)}'. It has: {', '.join(settings.STORES) or 'none'}."

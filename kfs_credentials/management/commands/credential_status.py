@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kfs_credentials.errors import ImproperlyPrepared
 from kfs_credentials.management.options import (
     Exit,
     WorkCommand,
@@ -12,6 +13,7 @@ from kfs_credentials.management.options import (
     counted,
     printable,
 )
+from kfs_credentials.metrics import read_metrics, render
 from kfs_credentials.status import Status, read_status
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ examples:
   manage.py credential_status
   manage.py credential_status --tenant acme
   manage.py credential_status --format json
+  manage.py credential_status --format prometheus  for a textfile collector
   manage.py credential_status --check              for scripts: the exit code says whether all is done
 
 Without --check the exit code is 0 whatever is found. With it, 4 means that something is left to move or
@@ -87,15 +90,26 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
         parser.add_argument(
             "--check", action="store_true", help="exit with 0 only if nothing is left to do or to look at"
         )
-        add_format_argument(parser)
+        add_format_argument(parser, "prometheus")
 
     def work(self, using: str, options: dict[str, Any]) -> Exit:
         """Read and print."""
-        status = read_status(using, tenant=options["tenant"], space=options["space"])
+        selected = {"tenant": options["tenant"], "space": options["space"]}
+        value: Any
+        if options["format"] == "prometheus":
+            if any(selected.values()):
+                raise ImproperlyPrepared(
+                    "Metrics are about the whole database: leave out --tenant and --space, or use --format json."
+                )
+            metrics = read_metrics(using)
+            status, value = metrics.status, render(metrics)
+        else:
+            status = read_status(using, **selected)
+            value = status.as_json()
         if options["format"] == "table":
             self._print(status)
         found = exit_code(status)
-        self.report(options["format"], status.as_json(), self._verdict(status), found)
+        self.report(options["format"], value, self._verdict(status), found)
         return found if options["check"] else Exit.CLEAN
 
     def _print(self, status: Status) -> None:

@@ -35,7 +35,7 @@ examples:
 
     def work(self, using: str, options: dict[str, Any]) -> Exit:
         """Pause."""
-        by, reason = checked_text(options["by"], "--by"), checked_text(options["reason"], "--reason")
+        by, reason = options["by"], checked_text(options["reason"], "--reason")
         paused = pause_workers(using, by=by, reason=reason)
         resume = self.command("resume_credential_workers")
         if not paused and (pause := current(using)) is not None:

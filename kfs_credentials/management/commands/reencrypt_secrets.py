@@ -18,11 +18,11 @@ from kfs_credentials.management.options import (
     add_format_argument,
     add_settings_arguments,
     check_store,
-    checked_text,
     counted,
     settings_given,
 )
 from kfs_credentials.management.progress import Progress
+from kfs_credentials.models import WorkerRole
 from kfs_credentials.reencryption import Outcome, Reencryption
 from kfs_credentials.reencryption_worker import ReencryptionSummary, ReencryptionWorker
 from kfs_credentials.stores import secret_stores
@@ -36,6 +36,8 @@ ALWAYS_SHOWN = (Outcome.REWRITTEN, Outcome.SKIPPED, Outcome.FAILED)
 
 class Command(WorkCommand):
     """`reencrypt_secrets`."""
+
+    role = WorkerRole.REENCRYPT
 
     help = (
         "Seal all secrets anew under the first key of KEYS, so that the others can be removed. They are closed first: "
@@ -81,13 +83,12 @@ on where it was.
             return self._run(using, options)
 
     def _run(self, using: str, options: dict[str, Any]) -> Exit:
-        by = checked_text(options["by"], "--by")
         check_store(using)
         steps = Reencryption(
             using=using,
             worker=new_worker_name(),
             lease=settings.LEASE,
-            by=by,
+            by=options["by"],
             store=options["store"],
             recheck=options["recheck"],
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kfs_credentials.management.options import Exit, WorkCommand, add_by_argument, checked_text, printable
+from kfs_credentials.management.options import Exit, WorkCommand, add_by_argument, printable
 from kfs_credentials.pause import current, resume_workers
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ examples:
 
     def work(self, using: str, options: dict[str, Any]) -> Exit:
         """Resume."""
-        by = checked_text(options["by"], "--by")
+        by = options["by"]
         pause = current(using)
         if resume_workers(using, by=by) and pause is not None:
             line = f"Resumed. They were paused by {printable(pause.paused_by)}: {printable(pause.reason)}."

@@ -26,6 +26,7 @@ from kfs_credentials.management.options import (
     settings_given,
 )
 from kfs_credentials.management.progress import Progress
+from kfs_credentials.models import WorkerRole
 from kfs_credentials.status import Status, read_left, read_plan, read_status
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.worker import End
@@ -40,6 +41,7 @@ ENDING = (Move.ACTIVATE, Move.ADOPT, Move.ABANDON, Move.FAIL)
 class Command(WorkCommand):
     """`run_credential_backfill`."""
 
+    role = WorkerRole.BACKFILL
     help = (
         "Move the credentials that lie in clear in sources.metadata into the secret store. Safe to run beside live "
         "traffic, in any number of processes, and to kill and start again at any time. Ends when nothing is left "

@@ -24,6 +24,7 @@ from kfs_credentials.management.options import (
     settings_given,
 )
 from kfs_credentials.management.progress import Progress
+from kfs_credentials.models import WorkerRole
 from kfs_credentials.repairs import Repair
 from kfs_credentials.status import Status, read_cleanup_left, read_status
 from kfs_credentials.worker import End
@@ -38,6 +39,7 @@ ENDING = (Outcome.CONFIRMED, Outcome.PARKED)
 class Command(WorkCommand):
     """`run_secret_cleanup`."""
 
+    role = WorkerRole.CLEANUP
     help = (
         "Erase the secrets that no source uses any more: rotated, revoked, of sources and spaces that are gone by "
         "whatever way, reserved and never used. Each is erased ERASE_GRACE after it was retired, and once more after "
@@ -129,6 +131,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         code = Exit.UNKNOWN if status is None else _exit(summary, status, due_only=options["due"])
         counts: dict[str, Any] = {what.value.replace(" ", "_"): summary.outcomes[what] for what in Outcome}
         counts |= {"retired": summary.retired, "purged": summary.purged, "lost": summary.lost}
+        counts["events_purged"] = summary.events_purged
         counts["unknown_objects"] = summary.unknown
         counts["repairs"] = {what.value.replace(" ", "_"): summary.repairs[what] for what in Repair}
         value = {
@@ -181,6 +184,7 @@ def _counts(summary: CleanupSummary) -> str:
         (summary.retired, "retired"),
         (summary.lost, "taken over by another worker"),
         (summary.purged, "purged"),
+        (summary.events_purged, "old events purged"),
     ):
         if count:
             parts.append(f"{count:,} {what}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kfs_credentials.audit import acting_as
 from kfs_credentials.errors import ImproperlyPrepared
 from kfs_credentials.in_clear import InClear, Settled, Verdict, compared, keep_plaintext, keep_ref
 from kfs_credentials.management.confirmation import add_yes_argument, confirm
@@ -14,7 +13,6 @@ from kfs_credentials.management.options import (
     add_format_argument,
     add_selection_arguments,
     check_store,
-    operator,
     uuid_argument,
 )
 from kfs_credentials.models import Source
@@ -87,8 +85,7 @@ Nothing is done if the source has changed since the question was asked. It is sa
         else:
             asked = f"This gives {what} what lies in clear in it, under a fresh ref, and the old one is erased. {same}"
         confirm(self.stderr, asked, options)
-        with acting_as(operator()):
-            settled = keep_ref(using, found) if keep == REF else keep_plaintext(using, found)
+        settled = keep_ref(using, found) if keep == REF else keep_plaintext(using, found)
         value = {"source": str(source), "keep": keep, "settled": settled is Settled.DONE, "outcome": settled.value}
         if settled is Settled.DONE:
             line = "Settled: 1 source keeps its ref, and has nothing in clear any more."

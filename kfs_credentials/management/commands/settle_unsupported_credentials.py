@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, InterfaceError
 
-from kfs_credentials.audit import acting_as
 from kfs_credentials.errors import ImproperlyPrepared, KfsCredentialsError
 from kfs_credentials.in_clear import Settled, read, wrap
 from kfs_credentials.management.options import (
@@ -17,7 +16,6 @@ from kfs_credentials.management.options import (
     add_format_argument,
     add_selection_arguments,
     check_store,
-    checked_text,
     printable,
     uuid_argument,
 )
@@ -106,7 +104,7 @@ Whoever reads the credentials finds {KEY: value} afterwards. A --wrap that was c
                 f"{self.command('settle_unsupported_credentials --all --dry-run')} lists what there is."
             )
         if not options["dry_run"]:
-            acknowledge(using, found, by=checked_text(options["by"], "--by"))
+            acknowledge(using, found, by=options["by"])
         return self._finish(found, len(before), options)
 
     def _finish(self, found: Sequence[Unsettled], before: int, options: dict[str, Any]) -> Exit:
@@ -145,15 +143,8 @@ Whoever reads the credentials finds {KEY: value} afterwards. A --wrap that was c
         check_store(using)
         outcomes: dict[uuid.UUID, Settled] = {}
         problem: Exception | None = None
-        with (
-            Progress(
-                self.stderr,
-                lambda: len(ids) - len(outcomes),
-                quiet=options["verbosity"] == 0,
-                no_color=options["no_color"],
-            ) as progress,
-            acting_as(checked_text(options["by"], "--by")),
-        ):
+        quiet, color = options["verbosity"] == 0, options["no_color"]
+        with Progress(self.stderr, lambda: len(ids) - len(outcomes), quiet=quiet, no_color=color) as progress:
             try:
                 for some in read(using, ids, tenant=options["tenant"]):
                     for one in some:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, InterfaceError
 
-from kfs_credentials.audit import acting_as
 from kfs_credentials.binding import check_bound
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import (
@@ -30,12 +29,12 @@ from kfs_credentials.management.options import (
     check_store,
     counted,
     database_problem,
-    operator,
     positive,
     positive_rate,
     printable,
 )
 from kfs_credentials.management.progress import Progress
+from kfs_credentials.models import WorkerRole
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.verification.findings import FindingClass, what_to_do
 from kfs_credentials.verification.run import Run
@@ -50,6 +49,8 @@ NEED_DEEP = ("sample", "rate", "resume", "restart", "erase_unknown")
 
 class Command(WorkCommand):
     """`verify_credentials`."""
+
+    role = WorkerRole.VERIFY
 
     help = (
         "Look whether what is always true is true: of every source, ref and job, in batches, beside live traffic, "
@@ -148,7 +149,7 @@ A deep run that was cut short goes on where it was. It is safe to run this again
             no_color=options["no_color"],
         )
         code, problem = Exit.CLEAN, ""
-        with progress, acting_as(operator()), ended_by_signals():
+        with progress, ended_by_signals():
             run.show = lambda: progress.show(run.done, _counts(run))
             try:
                 run.run()

@@ -26,7 +26,11 @@ WITH item AS (
     updated_at = statement_timestamp()
   FROM source
   WHERE ledger.credential_ref = source.ref AND ledger.source_id = source.id AND ledger.state = 'candidate'
-  RETURNING ledger.id
+  RETURNING ledger.credential_ref, ledger.tenant_id, ledger.knowledge_space_id, ledger.source_id
+), event AS (
+  INSERT INTO kfs_credentials_event (created_at, kind, actor, credential_ref, tenant_id, knowledge_space_id, source_id)
+  SELECT statement_timestamp(), 'activated', %(actor)s, credential_ref, tenant_id, knowledge_space_id, source_id
+  FROM ledger
 ), job AS (
   UPDATE source_credential_backfills job SET
     run_state = 'succeeded',

@@ -34,5 +34,18 @@ WITH item AS (
     AND ledger.knowledge_space_id = job.knowledge_space_id
     AND ledger.source_id = job.source_id
     AND ledger.state = 'candidate'
+  RETURNING ledger.credential_ref, ledger.tenant_id, ledger.knowledge_space_id, ledger.source_id, job.code
+), event AS (
+  INSERT INTO kfs_credentials_event (
+    created_at, kind, actor, credential_ref, tenant_id, knowledge_space_id, source_id, detail
+  )
+  SELECT statement_timestamp(), CASE %(ref_state)s WHEN 'retired' THEN 'retired' ELSE 'activated' END, %(actor)s,
+    credential_ref, tenant_id, knowledge_space_id, source_id, code
+  FROM ledger
+  UNION ALL
+  SELECT statement_timestamp(), 'job_failed', %(actor)s, ref, tenant_id, knowledge_space_id, source_id, code
+  FROM job
+  WHERE %(run_state)s = 'failed'
+  RETURNING kind, credential_ref, detail
 )
-SELECT count(*) FROM job
+SELECT kind, credential_ref, detail FROM event

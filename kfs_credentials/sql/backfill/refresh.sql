@@ -38,6 +38,7 @@ WITH item AS (
     AND ledger.knowledge_space_id = job.knowledge_space_id
     AND ledger.source_id = job.source_id
     AND ledger.state = 'candidate'
+  RETURNING ledger.credential_ref, ledger.tenant_id, ledger.knowledge_space_id, ledger.source_id
 ), ledger AS (
   INSERT INTO source_secret_lifecycle_refs (
     id, tenant_id, knowledge_space_id, source_id, credential_ref, operation_id, purpose, state, source_version,
@@ -47,10 +48,21 @@ WITH item AS (
     CASE WHEN version >= 1 THEN version END, statement_timestamp() + %(recover_after)s, 0, 0,
     statement_timestamp(), statement_timestamp()
   FROM job
-  RETURNING id
+  RETURNING credential_ref, tenant_id, knowledge_space_id, source_id
+), event AS (
+  INSERT INTO kfs_credentials_event (
+    created_at, kind, actor, credential_ref, tenant_id, knowledge_space_id, source_id, detail
+  )
+  SELECT statement_timestamp(), 'retired', %(actor)s, credential_ref, tenant_id, knowledge_space_id, source_id,
+    'SOURCE_CREDENTIALS_CHANGED'
+  FROM retired
+  UNION ALL
+  SELECT statement_timestamp(), 'reserved', %(actor)s, credential_ref, tenant_id, knowledge_space_id, source_id, NULL
+  FROM ledger
+  RETURNING kind, credential_ref, detail
 ), object AS (
   INSERT INTO kfs_credentials_secret_object (credential_ref, store, key_id, size, created_at, updated_at)
   SELECT ref, %(store)s, %(key_id)s, size, statement_timestamp(), statement_timestamp()
   FROM job
 )
-SELECT (SELECT count(*) FROM job), (SELECT count(*) FROM ledger)
+SELECT kind, credential_ref, detail FROM event

@@ -43,6 +43,10 @@ WITH item AS (
     CASE WHEN version >= 1 THEN version END, statement_timestamp() + %(recover_after)s, 0, 0,
     statement_timestamp(), statement_timestamp()
   FROM item JOIN job ON job.candidate_credential_ref = item.ref
+), event AS (
+  INSERT INTO kfs_credentials_event (created_at, kind, actor, credential_ref, tenant_id, knowledge_space_id, source_id)
+  SELECT statement_timestamp(), 'reserved', %(actor)s, ref, tenant, space, source
+  FROM item JOIN job ON job.candidate_credential_ref = item.ref
 ), object AS (
   INSERT INTO kfs_credentials_secret_object (credential_ref, store, key_id, size, created_at, updated_at)
   SELECT ref, %(store)s, %(key_id)s, size, statement_timestamp(), statement_timestamp()

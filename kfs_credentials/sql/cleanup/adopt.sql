@@ -16,10 +16,14 @@ WITH ledger AS (
   JOIN knowledge_spaces space ON space.id = src.knowledge_space_id
   WHERE src.credential_ref = %(ref)s
   ON CONFLICT DO NOTHING
-  RETURNING credential_ref
+  RETURNING credential_ref, tenant_id, knowledge_space_id, source_id
+), event AS (
+  INSERT INTO kfs_credentials_event (created_at, kind, actor, credential_ref, tenant_id, knowledge_space_id, source_id)
+  SELECT statement_timestamp(), 'adopted', %(actor)s, credential_ref, tenant_id, knowledge_space_id, source_id
+  FROM ledger
 ), object AS (
   INSERT INTO kfs_credentials_secret_object (credential_ref, store, created_at, updated_at)
   SELECT credential_ref, %(store)s, statement_timestamp(), statement_timestamp() FROM ledger
   ON CONFLICT DO NOTHING
 )
-SELECT count(*) FROM ledger
+SELECT credential_ref FROM ledger

@@ -1,7 +1,7 @@
 -- Final rows whose time is up, and which a patrol has passed since: nothing of them is in the store. A row that a source
 -- still names stays, as the only thing that tells what became of its secret.
 WITH final AS (
-  SELECT ledger.id, ledger.credential_ref
+  SELECT ledger.id, ledger.credential_ref, ledger.tenant_id, ledger.knowledge_space_id, ledger.source_id
   FROM source_secret_lifecycle_refs ledger
   LEFT JOIN kfs_credentials_secret_object object ON object.credential_ref = ledger.credential_ref
   JOIN kfs_credentials_round patrol ON patrol.name = 'patrol:' || COALESCE(object.store, 'default')
@@ -17,6 +17,10 @@ WITH final AS (
   FOR UPDATE OF ledger SKIP LOCKED
 ), object AS (
   DELETE FROM kfs_credentials_secret_object object USING final WHERE object.credential_ref = final.credential_ref
+), event AS (
+  INSERT INTO kfs_credentials_event (created_at, kind, actor, credential_ref, tenant_id, knowledge_space_id, source_id)
+  SELECT statement_timestamp(), 'forgotten', %(actor)s, credential_ref, tenant_id, knowledge_space_id, source_id
+  FROM final
 )
 DELETE FROM source_secret_lifecycle_refs ledger USING final WHERE ledger.id = final.id
-RETURNING ledger.id
+RETURNING ledger.credential_ref

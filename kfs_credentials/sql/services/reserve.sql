@@ -10,10 +10,14 @@ WITH ledger AS (
     statement_timestamp() + %(recover_after)s, 0, 0, statement_timestamp(), statement_timestamp()
   )
   ON CONFLICT (id) DO NOTHING
-  RETURNING credential_ref
+  RETURNING credential_ref, tenant_id, knowledge_space_id, source_id
+), event AS (
+  INSERT INTO kfs_credentials_event (created_at, kind, actor, credential_ref, tenant_id, knowledge_space_id, source_id)
+  SELECT statement_timestamp(), %(event)s, %(actor)s, credential_ref, tenant_id, knowledge_space_id, source_id
+  FROM ledger
 ), object AS (
   INSERT INTO kfs_credentials_secret_object (credential_ref, store, key_id, size, created_at, updated_at)
   SELECT credential_ref, %(store)s, %(key_id)s, %(size)s, statement_timestamp(), statement_timestamp()
   FROM ledger
 )
-SELECT count(*) FROM ledger
+SELECT credential_ref FROM ledger
