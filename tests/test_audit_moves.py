@@ -411,5 +411,5 @@ def test_every_move_has_its_event_in_the_same_transaction(scene: Scene, story: S
 def test_the_stories_tell_of_every_kind() -> None:
     told = set[EventKind]().union(*STORIES.values())
     assert told >= OF_REFS
-    others = {"reencrypted", "scrubbed", "acknowledged", "bound", "paused", "resumed", "key_closed"}
+    others = {"reencrypted", "scrubbed", "acknowledged", "bound", "paused", "resumed", "key_closed", "key_opened"}
     assert {kind.value for kind in EventKind} - told == others

@@ -210,8 +210,9 @@ class Database:
         return True
 
     def wait_until_idle(self, worker: Worker) -> None:
-        """Wait until a worker has looked for work, and waits: its last transaction is over."""
-        self.wait_for(worker, "is idle", "state = 'idle' AND query = 'COMMIT'")
+        """Wait until a worker has looked for work, and waits: its last transaction, or its tick, is over."""
+        over = "(query = 'COMMIT' OR strpos(query, 'kfs_credentials_tick') > 0)"
+        self.wait_for(worker, "is idle", f"state = 'idle' AND {over}")
 
     def wait_until_it_counts(self, worker: Worker) -> None:
         """Wait until a worker has found nothing to take, and has counted what is left."""
