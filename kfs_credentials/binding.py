@@ -48,8 +48,8 @@ ADVANCING = 10.0
 
 EXPLANATIONS = {
     BindingProblem.UNBOUND: (
-        "this database has secrets in a store, and is not bound to this one",
-        "If they are in this store, bind it",
+        "this database is not bound to the store",
+        "If its secrets are in this store, bind it",
     ),
     BindingProblem.UNCONFIRMED: (
         "somebody has begun to bind this database to the store, and did not finish",
@@ -200,9 +200,12 @@ def ensure_bound(using: str, store: str) -> Watch:
 
     For whoever is about to put or to erase. Works in transactions of its own.
     """
-    half = known(using, store)
-    if half is None or (half.is_here and not half.is_confirmed):
-        _bind_first(using, store)
+    try:
+        return check_bound(using, store)
+    except BindingBroken as error:
+        if error.problem not in (BindingProblem.UNBOUND, BindingProblem.UNCONFIRMED):
+            raise
+    _bind_first(using, store)
     return check_bound(using, store)
 
 

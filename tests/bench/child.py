@@ -29,6 +29,7 @@ from kfs_credentials.cleanup import Cleanup, Outcome  # noqa: E402
 from kfs_credentials.cleanup_worker import CleanupWorker  # noqa: E402
 from kfs_credentials.conf import settings  # noqa: E402
 from kfs_credentials.leases import new_worker_name  # noqa: E402
+from kfs_credentials.management.options import check_store  # noqa: E402
 from kfs_credentials.models import Source  # noqa: E402
 from kfs_credentials.status import read_cleanup_left, read_left  # noqa: E402
 from kfs_credentials.stores import secret_stores  # noqa: E402
@@ -102,7 +103,8 @@ def measured() -> Iterator[dict[str, Any]]:
 
 
 def backfill() -> dict[str, Any]:
-    """Run one worker until nothing is left."""
+    """Run one worker until nothing is left, as the command does."""
+    check_store("default")
     steps = Backfill(using="default", store=secret_stores["default"], worker=new_worker_name(), lease=settings.LEASE)
     worker = BackfillWorker(steps, remaining=lambda: read_left("default"), batch_size=settings.BATCH_SIZE)
     with measured() as result:

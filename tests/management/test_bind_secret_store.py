@@ -61,7 +61,7 @@ def test_it_shows_and_asks(run: Run, lost: EncryptedStore, monkeypatch: pytest.M
         "database  default  is not bound\n"
         f"store     default  environment {before}, epoch 0\n"
         "secrets            2 of 2 in use that were tried can be read\n"
-        "The problem: this database has secrets in a store, and is not bound to this one.\n"
+        "The problem: this database is not bound to the store.\n"
         "Bound. See `manage.py credential_status`.\n"
     )
     binding = Binding.objects.get()
@@ -94,7 +94,7 @@ def test_nobody_to_ask(run: Run, lost: EncryptedStore, monkeypatch: pytest.Monke
 def test_the_dry_run_changes_nothing(run: Run, lost: EncryptedStore) -> None:
     outcome = run("bind_secret_store", "--dry-run")
     assert outcome.code == 0
-    assert outcome.out.endswith("bound to this one.\nNothing was changed.\n")
+    assert outcome.out.endswith("not bound to the store.\nNothing was changed.\n")
     assert not Binding.objects.exists()
 
 
