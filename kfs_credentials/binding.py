@@ -24,16 +24,19 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from kfs_credentials import sql
-from kfs_credentials.audit import acting_as, record_act
+from kfs_credentials.audit import record_act
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import Credentials, Scope, new_ref
 from kfs_credentials.errors import (
     BindingBroken,
     BindingProblem,
+    InvalidKey,
     LeaseLost,
     SecretIntegrityError,
+    SecretStoreError,
     StoreUnavailable,
 )
+from kfs_credentials.keys import refuse_closed
 from kfs_credentials.leases import Lease
 from kfs_credentials.models import Binding, EventKind
 from kfs_credentials.models.binding import BindingQuerySet
@@ -209,6 +212,17 @@ def ensure_bound(using: str, store: str) -> Watch:
     return check_bound(using, store)
 
 
+def store_problem(using: str, store: str) -> str | None:
+    """Return why nothing may be put into this store or erased there, or why that is not known; None if it may be."""
+    try:
+        check_bindable(using, store)
+    except BindingBroken as error:
+        return str(error)
+    except (InvalidKey, SecretStoreError) as error:
+        return f"secret store '{store}' could not be looked at: {error}"
+    return None
+
+
 def check_bindable(using: str, store: str) -> None:
     """Raise `BindingBroken` where `ensure_bound` would. Changes nothing."""
     found = survey(using, store)
@@ -223,6 +237,7 @@ def _bind_first(using: str, store: str) -> None:
     with short_transaction(using):
         ((has_live_refs,),) = sql.query(using, "binding/has_live_refs", store=store)
         if not has_live_refs and seen is None:
+            refuse_closed(using)
             sql.query(using, "binding/propose", store=store, environment=uuid.uuid4(), by="first use")
         half = known(using, store)
     if half is None:
@@ -256,7 +271,8 @@ def advance(using: str, store: str, *, worker: str) -> Watch:
 
     Takes the lease of the binding's row, and waits for another worker that has it; no transaction is open while the
     store writes. Raises `BindingBroken`, what the store raises, `StoreUnavailable` if others were at it all the time,
-    and `LeaseLost`. An advance that is cut short leaves the store one epoch behind, and the next one catches up first.
+    `KeyClosed`, and `LeaseLost`. An advance that is cut short leaves the store one epoch behind, and the next one
+    catches up first.
     """
     opened = secret_stores[store]
     lease = Lease(worker, min(settings.LEASE, ADVANCING), size=1)
@@ -289,7 +305,10 @@ def _leased(using: str, lease: Lease, half: Known, *, begin: bool) -> bool:
     lease.confirmed(time.monotonic())
     with short_transaction(using):
         rows = _rows(using, half.store).filter(epoch=half.epoch, environment_id=half.environment_id)
-        return bool(rows.lease(lease, **({"epoch": half.epoch + 1} if begin else {})))
+        leased = bool(rows.lease(lease, **({"epoch": half.epoch + 1} if begin else {})))
+        # Under the row's lock: whoever has closed the key seals the probe anew once this lease is over.
+        refuse_closed(using)
+        return leased
 
 
 def _attempts(message: str) -> Iterator[None]:
@@ -368,7 +387,8 @@ def bind(using: str, store: str, *, by: str) -> None:
 def _rebound(using: str, store: str, seen: Sighting, lease: Lease) -> Known | None:
     """Write a new half, to be confirmed, and lease the row; return it, None if a worker has the lease."""
     lease.confirmed(time.monotonic())
-    with short_transaction(using), acting_as(lease.worker):
+    with short_transaction(using):
+        refuse_closed(using)
         epochs = [half.epoch for half in (known(using, store), seen) if isinstance(half, Known | Probe)]
         bound = sql.query(
             using,
