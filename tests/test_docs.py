@@ -1,4 +1,4 @@
-"""docs/original.md and docs/cases.md: everything that they are about has its line, and each test that is named exists."""
+"""docs/original.md and docs/cases.md: whatever they are about has its line, and each test that is named is there."""
 
 from __future__ import annotations
 
