@@ -32,6 +32,7 @@ TABLES = (
     "kfs_credentials_binding",
     "kfs_credentials_round",
     "kfs_credentials_pause",
+    "kfs_credentials_closed_key",
 )
 
 
@@ -51,6 +52,15 @@ def add_sources(host: Host, count: int) -> list[Any]:
             [space, count],
         )
     ]
+
+
+def bring_back(host: Host, credentials: str) -> Any:
+    """Let credentials, as JSON, lie in clear in a source that has a ref; return its id."""
+    return host.value(
+        "UPDATE sources SET metadata = jsonb_build_object('credentials', %s::jsonb) WHERE id IN "
+        "(SELECT id FROM sources WHERE credential_ref IS NOT NULL ORDER BY id LIMIT 1) RETURNING id",
+        [credentials],
+    )
 
 
 def retire(host: Host, count: int) -> None:

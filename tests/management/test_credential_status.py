@@ -60,6 +60,11 @@ def only_a_job_left() -> None:
     JobFactory.create(source=SourceFactory.create(bare=True), running=True)
 
 
+def hung() -> None:
+    for expires in (past(), timezone.now() + timedelta(hours=1)):
+        JobFactory.create(source=SourceFactory.create(bare=True), running=True, lease_expires_at=expires)
+
+
 def to_settle() -> None:
     SourceFactory.create(credentials=["token"])
     large = SourceFactory.create(credentials={"bundle": "x" * 66_000})
@@ -148,6 +153,14 @@ UNKNOWN = "3 objects in the store that no ledger row accounts for (`manage.py ve
             f"{LEFT} To look at besides: 1 unsupported ({SETTLE} lists them).",
         ),
         (only_a_job_left, 4, f"Not finished: 0 to move, 0 jobs queued, 1 running. Run {BACKFILL}."),
+        (
+            hung,
+            4,
+            (
+                "Not finished: 0 to move, 0 jobs queued, 2 running (1 expired lease: the worker died or hangs). "
+                f"Run {BACKFILL}."
+            ),
+        ),
         (
             to_settle,
             3,

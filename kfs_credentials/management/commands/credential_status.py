@@ -153,8 +153,10 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
         if any(status.left) or status.ledger["overdue"]:
             line = "Not finished:"
             if any(status.left):
-                line += f" {movable:,} to move, {counted(queued, 'job')} queued, {running:,} running."
-                line += f" Run {self.command('run_credential_backfill')}."
+                line += f" {movable:,} to move, {counted(queued, 'job')} queued, {running:,} running"
+                if expired := status.backfills["expired_leases"]:
+                    line += f" ({counted(expired, 'expired lease')}: the worker died or hangs)"
+                line += f". Run {self.command('run_credential_backfill')}."
             if overdue := status.ledger["overdue"]:
                 line += f" {counted(overdue, 'ref')} overdue. Run {self.command('run_secret_cleanup')}."
             return f"{line} To look at besides: {findings}." if findings else line
