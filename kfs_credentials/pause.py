@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from kfs_credentials import sql
 from kfs_credentials.audit import record_act
-from kfs_credentials.errors import BindingBroken, StoreDenied, StoreMisconfigured, WorkersPaused
+from kfs_credentials.errors import (
+    BindingBroken,
+    BindingProblem,
+    StoreDenied,
+    StoreMisconfigured,
+    StoreNotConfigured,
+    WorkersPaused,
+)
 from kfs_credentials.models import EventKind, Pause
 from kfs_credentials.transactions import short_transaction
 
@@ -35,6 +42,12 @@ def pause_workers(using: str, *, by: str, reason: str) -> bool:
         if paused:
             record_act(using, EventKind.PAUSED, detail=reason)
     return paused
+
+
+def is_own(denied: StoreDenied | StoreMisconfigured) -> bool:
+    """Return whether it is most likely this process's own settings that are wrong: no reason to stop the others."""
+    unreadable = isinstance(denied, BindingBroken) and denied.problem is BindingProblem.UNREADABLE
+    return unreadable or isinstance(denied, StoreNotConfigured)
 
 
 def reason_to_pause(denied: StoreDenied | StoreMisconfigured) -> str:
