@@ -528,6 +528,7 @@ class CleanupWorker(Worker):
         if self._out_of_patience(database=look is not None):
             return False
         self._reconcile_at = 0.0
+        self.progress(self.summary)  # a drain may wait for grace and horizon
         self._idle(wait)
         return True
 
