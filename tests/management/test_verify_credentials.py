@@ -260,6 +260,39 @@ def test_resume_and_restart(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert outcome.json["looked_at"]["objects_read"] == 3
 
 
+def test_a_run_that_looked_for_something_else_is_not_taken_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        make_source()
+    with monkeypatch.context() as patch:
+        batches(patch, KeyboardInterrupt)
+        assert run(VERIFY, "--deep", "--only", "object_missing").code == 4
+    outcome = run(VERIFY, "--deep", "--resume")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err == (
+        "CommandError: The deep run that was cut short looked for object_missing: give it the same --only or --skip, "
+        "or leave out --resume, and one begins from the start.\n"
+    )
+    assert run(VERIFY, "--deep", "--only", "metadata").code == 0  # which reads no objects, and leaves it as it is
+    outcome = run(VERIFY, "--deep")
+    assert outcome.code == 0
+    assert re.match(
+        r"Begins anew: the deep run of \d{4}-\d\d-\d\d \d\d:\d\d UTC, which was cut short after 1 objects, looked for "
+        r"other classes\.\n",
+        outcome.err,
+    )
+    assert ", 3 objects read and 3 listed in T s." in line(outcome)
+
+
+def test_nothing_is_erased_while_the_workers_are_paused(run: Run, secrets_directory: Path) -> None:
+    make_source()
+    run("pause_credential_workers", "--reason", "a restore is under way")
+    outcome = run(VERIFY, "--deep", "--erase-unknown", "--yes")
+    assert outcome.code == 4
+    assert "Not finished: nothing is erased while the workers are paused by " in line(outcome)
+    assert ": a restore is under way. " in line(outcome)
+    assert run(VERIFY, "--deep").code == 0
+
+
 def test_a_store_that_is_not_there(run: Run, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables are looked at without it."""
     make_source()
