@@ -12,6 +12,7 @@ from django.db import connections
 
 from kfs_credentials import in_clear, services
 from kfs_credentials.audit import acting_as
+from kfs_credentials.errors import StoreDenied, StoreMisconfigured, StoreUnavailable
 from kfs_credentials.in_clear import InClear, Settled, Verdict, compared, keep_plaintext, keep_ref, scrub_same, wrap
 from kfs_credentials.models import Acknowledgement, Event, Source
 from kfs_credentials.stores.encrypted import EncryptedStore
@@ -77,6 +78,20 @@ def test_values_come_in_parts(kfs_settings: Any) -> None:
     sources = [beside(SAME) for _ in range(7)]
     large = beside('{"credentials": {"token": "' + "x" * 100 + '"}}')
     assert verdicts(*sources, large) == [Verdict.SAME] * 7 + [Verdict.NOT_COMPARED]
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no answer"), StoreDenied("no"), StoreMisconfigured("no")])
+def test_a_store_that_cannot_be_asked_says_nothing_about_any_of_them(
+    store: EncryptedStore, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    source = beside(SAME)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(EncryptedStore, "_get_many", fail)
+    with pytest.raises(type(error)):
+        look(source)
 
 
 # Scrub what is the same.
@@ -232,6 +247,24 @@ def test_too_large_and_not_an_object(kfs_settings: Any) -> None:
     kfs_settings(MAX_SECRET_BYTES=10)
     assert keep_plaintext("default", look(source)) is Settled.TOO_LARGE
     assert keep_plaintext("default", look(text)) is Settled.INVALID
+
+
+LARGE = """UPDATE sources SET metadata = '{"title": "x", "credentials": {"token": "%s"}}' WHERE id = %%s"""
+
+
+def test_one_that_no_batch_can_hold(kfs_settings: Any) -> None:
+    """It is compared by its digest: of the same length and version, another one is another one."""
+    kfs_settings(BATCH_BYTES=60, MAX_SECRET_BYTES=50)
+    source = beside()
+    in_database(LARGE % ("x" * 100), source.pk)
+    found = look(source)
+    assert keep_plaintext("default", found) is Settled.TOO_LARGE
+    with before_statement("FOR NO KEY UPDATE SKIP LOCKED", 1, lambda: elsewhere((LARGE % ("y" * 100), source.pk))):
+        assert keep_ref("default", found) is Settled.CHANGED
+    assert now(source).metadata["credentials"] == {"token": "y" * 100}
+    assert keep_ref("default", look(source)) is Settled.DONE
+    assert now(source).metadata == {"title": "x"}
+    assert credentials(source) == {"token": "made-up"}
 
 
 # Wrap.

@@ -16,7 +16,7 @@ from kfs_credentials import sql
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import parse_json, sensitive
 from kfs_credentials.errors import InvalidCredentials
-from kfs_credentials.in_clear import InClear, Verdict, compared, scrub_same
+from kfs_credentials.in_clear import InClear, Verdict, compared_in_parts, scrub_same
 from kfs_credentials.models import KnowledgeSpace
 from kfs_credentials.models.knowledge_space import being_deleted
 from kfs_credentials.redaction import hidden_paths
@@ -119,7 +119,11 @@ class Verification:
         self.pages = Pages(self.using)
 
     def run(self) -> None:
-        """Go through all of it. Raises a database error where the database is out of reach."""
+        """Go through all of it.
+
+        Raises a database error where the database is out of reach, and what concerns the store as a whole where
+        something lies in clear beside a ref.
+        """
         for walk in (NAMED, REFS, JOBS):
             if self._wanted(walk):
                 self._walk(walk)
@@ -178,18 +182,13 @@ class Verification:
 
     def _compare(self, sources: Sequence[uuid.UUID]) -> None:
         """Compare what lies in clear beside a ref with what the ref resolves to; scrub what is the same, if asked."""
-        same: list[InClear] = []
-        for found, verdict in compared(self.using, sources):
-            if verdict is Verdict.SAME and self.scrub:
-                same.append(found)
-            else:
-                self._found_beside(found, OF_VERDICT[verdict])
-        if same:
-            scrubbed = scrub_same(self.using, same)
+        for part in compared_in_parts(self.using, sources):
+            same = [found for found, verdict in part if verdict is Verdict.SAME and self.scrub]
+            scrubbed = scrub_same(self.using, same) if same else set()
             self.scrubbed += len(scrubbed)
-            for found in same:
+            for found, verdict in part:
                 if found.source not in scrubbed:
-                    self._found_beside(found, FindingClass.PLAINTEXT_SAME)
+                    self._found_beside(found, OF_VERDICT[verdict])
 
     def _found_beside(self, found: InClear, what: FindingClass) -> None:
         if what in self.classes:

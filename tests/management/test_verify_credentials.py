@@ -294,9 +294,7 @@ def test_nothing_is_erased_while_the_workers_are_paused(run: Run, secrets_direct
 
 
 def test_a_store_that_is_not_there(run: Run, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables are looked at without it."""
     make_source()
-    beside(SAME)
     away = secrets_directory.with_name("elsewhere")
     secrets_directory.rename(away)
     outcome = run(VERIFY, "--deep")
@@ -304,12 +302,30 @@ def test_a_store_that_is_not_there(run: Run, secrets_directory: Path, monkeypatc
     assert "the directory for secrets does not exist" in outcome.err
     away.rename(secrets_directory)
 
-    def unavailable(*_: Any, **__: Any) -> Any:
-        raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(EncryptedStore, "_get_many", unavailable)
+@pytest.mark.parametrize(
+    ("error", "code", "problem"),
+    [
+        (StoreUnavailable("no answer"), 5, "the secret store is out of reach: no answer"),
+        (StoreDenied("not allowed"), 1, "not allowed"),
+    ],
+    ids=["unavailable", "denied"],
+)
+def test_a_store_that_cannot_be_asked_makes_no_conflict_of_a_source(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, problem: str
+) -> None:
+    """Without --deep, the store is needed only where something lies in clear beside a ref."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(EncryptedStore, "_get_many", fail)
+    make_source()
+    assert run(VERIFY).code == 0
+    beside(SAME)
     outcome = run(VERIFY, "--format", "json")
-    assert (outcome.code, outcome.json["counts"]) == (3, {"plaintext_not_compared": 1})
+    assert (outcome.code, outcome.json["counts"], outcome.json["finished"]) == (code, {}, False)
+    assert line(outcome).endswith(f"Not finished: {problem}. It is safe to run `manage.py verify_credentials` again.")
 
 
 def test_a_connection_that_is_lost_is_made_anew(run: Run, admin: Admin) -> None:

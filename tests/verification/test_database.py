@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from kfs_credentials import services
+from kfs_credentials import in_clear, services
 from kfs_credentials.models import Acknowledgement, Attention, KnowledgeSpace, SecretObject, Source
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.stores.encrypted import EncryptedStore
@@ -398,3 +398,21 @@ def test_only_own_rows_are_counted_where_a_tenant_is_chosen() -> None:
     assert run.looked_at == {"refs of sources": 1, "refs": 1, "sources": 1}
     assert of_ref(ref_of(here)).tenant_id == "tenant-b"
     assert LedgerRow.objects.count() == 2
+
+
+def test_values_of_a_page_are_compared_and_removed_in_parts(kfs_settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of them is held than a batch may have, whatever a page has."""
+    for _ in range(6):
+        plaintext_same()
+    kfs_settings(BATCH_BYTES=50, MAX_SECRET_BYTES=40)
+    parts, real = list[int](), in_clear.scrub_same
+
+    def scrub(using: str, found: Any) -> Any:
+        parts.append(len(found))
+        return real(using, found)
+
+    monkeypatch.setattr(database, "scrub_same", scrub)
+    run = database.Verification("default", scrub=True)
+    run.run()
+    assert (run.scrubbed, run.findings.total) == (6, 0)
+    assert parts == [3, 3]
