@@ -403,8 +403,15 @@ def _activate(using: str, found: InClear, operation: Operation, receipt: Receipt
         return Settled.DONE  # the commit of an earlier try was not answered, and took place
     if not now.is_what_was_looked_at(found):
         return Settled.CHANGED
-    point(using, tenant=found.tenant, source=found.source, operation=operation, ref=operation.ref, receipt=receipt)
-    record(using, EventKind.SCRUBBED, [operation.ref], detail=detail)
+    point(
+        using,
+        tenant=found.tenant,
+        source=found.source,
+        operation=operation,
+        ref=operation.ref,
+        receipt=receipt,
+        why_scrubbed=detail,
+    )
     # It was about what is gone now: what lies in clear later has to be looked at again.
     Acknowledgement.objects.using(using).filter(pk=found.source).delete()
     return Settled.DONE

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 LONGEST_LEASE = timedelta(days=1)
 """No lease is longer: a row whose time is that far ahead was edited by hand."""
+SWEEPS = timedelta(days=2)
+"""A sweep is made more often than that wherever the cleanup runs, be it once a night."""
+UNSWEPT = "unswept"
+"""What refs.sql calls a ref that no source names any more, and that the next sweep retires."""
 PLAINTEXT = "plaintext"
 """What named.sql calls credentials that lie beside a ref, until they are compared."""
 BESIDE_A_REF = (
@@ -114,6 +118,8 @@ class Verification:
     findings: Findings = field(default_factory=Findings)
     looked_at: Counter[str] = field(default_factory=Counter)
     scrubbed: int = 0
+    unswept: int = 0
+    """Refs that no source names any more, and that the next sweep of the cleanup retires."""
 
     def __post_init__(self) -> None:
         self.pages = Pages(self.using)
@@ -132,8 +138,10 @@ class Verification:
                 self._walk_sources(space)
 
     def _wanted(self, walk: Walk) -> set[str]:
-        wanted = {what for what in walk.finds if what in self.classes}
+        wanted: set[str] = {what for what in walk.finds if what in self.classes}
         beside = PLAINTEXT in walk.finds and (self.scrub or any(what in self.classes for what in BESIDE_A_REF))
+        if FindingClass.REF_UNNAMED in wanted:
+            wanted.add(UNSWEPT)
         return wanted | {PLAINTEXT} if beside else wanted
 
     def _walk(self, walk: Walk) -> None:
@@ -147,6 +155,8 @@ class Verification:
                 for row in again:
                     if row.problem == PLAINTEXT and row.problem in wanted:
                         beside.append(row.source)
+                    elif row.problem == UNSWEPT and row.problem in wanted:
+                        self.unswept += 1
                     elif row.problem in wanted:
                         self._found(row)
                 if beside:
@@ -159,6 +169,7 @@ class Verification:
             "space": self.space,
             "leaving": being_deleted(self.using),
             "longest_lease": LONGEST_LEASE,
+            "sweeps": SWEEPS,
             "after": after,
             "only": only,
         }

@@ -155,6 +155,25 @@ def test_a_question_that_nobody_can_answer_names_the_way_out(run: Run) -> None:
     assert outcome.err.endswith("Nobody can be asked here: give --yes if that is right. Nothing was changed.\n")
 
 
+def test_a_deletion_that_the_next_sweep_sees(run: Run) -> None:
+    """The cleanup runs: a check by cron stays green."""
+    make_source()
+    assert run("run_secret_cleanup", "--due").code == 0
+    Source.objects.all().delete()
+    outcome = run(VERIFY)
+    assert outcome.code == 0
+    assert (
+        "1 ref that no source names any more, and that the cleanup's next sweep retires: no finding, while sweeps are "
+        "made.\n"
+    ) in outcome.out
+    assert run(VERIFY, "--format", "json").json["unswept"] == 1
+    in_database("UPDATE kfs_credentials_round SET covers_until = now() - interval '3 days'")
+    assert run(VERIFY).code == 3
+    assert run("run_secret_cleanup", "--due").code == 0
+    outcome = run(VERIFY)
+    assert (outcome.code, "next sweep" in outcome.out) == (0, False)
+
+
 def test_scrub_what_is_the_same(run: Run) -> None:
     same, differs = beside(SAME), beside('{"credentials": {"token": "other"}}')
     outcome = run(VERIFY)

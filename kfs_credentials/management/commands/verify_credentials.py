@@ -242,6 +242,7 @@ A deep run that was cut short goes on where it was. It is safe to run this again
         return {
             "looked_at": run.looked_at,
             "scrubbed": run.verification.scrubbed,
+            "unswept": run.verification.unswept,
             "erased_objects": run.listing.erased,
             "resumed": run.resumed is not None,
             "stores_not_listed": run.listing.not_listed,
@@ -267,6 +268,11 @@ A deep run that was cut short goes on where it was. It is safe to run this again
             if (more := run.findings.counts[what] - len(shown)) > 0:
                 self.stdout.write(f"  and {more:,} more: --format json lists up to 1,000 of a class")
             self.stdout.write("")
+        if unswept := run.verification.unswept:
+            self.stdout.write(
+                f"{counted(unswept, 'ref')} that no source names any more, and that the cleanup's next sweep retires: "
+                "no finding, while sweeps are made."
+            )
         for alias in run.listing.not_listed:
             self.stdout.write(f"Store '{alias}' cannot list its objects: nothing can be said about unknown ones.")
         for line in run.leftovers.lines() if run.leftovers is not None else ():
