@@ -16,6 +16,7 @@ from kfs_credentials.errors import StoreDenied, StoreMisconfigured, StoreUnavail
 from kfs_credentials.in_clear import InClear, Settled, Verdict, compared, keep_plaintext, keep_ref, scrub_same, wrap
 from kfs_credentials.models import Acknowledgement, Event, Source
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.verification import database
 from tests.cleanup.rows import in_database, make_source, ref_of, scope_of
 from tests.factories import SourceFactory, SpaceFactory
 from tests.ref_scenes import row_of
@@ -173,6 +174,24 @@ def test_one_that_the_database_refuses_to_change_stops_nothing(refusal: None) ->
     assert scrub_same("default", found) == {source.pk for source in sources} - {sources[2].pk}
     assert keep_ref("default", look(sources[2])) is Settled.REFUSED
     assert keep_plaintext("default", look(sources[2])) is Settled.REFUSED
+
+
+def test_values_of_a_page_are_compared_and_removed_in_parts(kfs_settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of them is held than a batch may have, whatever a page has."""
+    for _ in range(6):
+        beside(SAME)
+    kfs_settings(BATCH_BYTES=50, MAX_SECRET_BYTES=40)
+    parts, real = list[int](), in_clear.scrub_same
+
+    def scrub(using: str, found: Any) -> Any:
+        parts.append(len(found))
+        return real(using, found)
+
+    monkeypatch.setattr(database, "scrub_same", scrub)
+    run = database.Verification("default", scrub=True)
+    run.run()
+    assert (run.scrubbed, run.findings.total) == (6, 0)
+    assert parts == [3, 3]
 
 
 # Keep one or the other.

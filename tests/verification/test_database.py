@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from kfs_credentials import in_clear, services
+from kfs_credentials import services
 from kfs_credentials.models import Acknowledgement, Attention, KnowledgeSpace, SecretObject, Source
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.stores.encrypted import EncryptedStore
@@ -261,39 +261,6 @@ def test_a_reservation_that_its_source_names_is_active_soon() -> None:
     assert classes() == ["ref_not_active"]
 
 
-def swept(ago: str) -> None:
-    in_database("DELETE FROM kfs_credentials_round")
-    in_database(
-        "INSERT INTO kfs_credentials_round (name, found, covers_until) VALUES ('sweep', 0, now() - %s::interval)", ago
-    )
-
-
-def test_what_a_deletion_leaves_behind_is_a_finding_only_if_no_sweep_is_made() -> None:
-    """An ORM or SQL that deletes a source says nothing to the ledger: the next sweep does."""
-    Source.objects.filter(pk=make_source().pk).delete()
-    assert classes() == ["ref_unnamed"]  # there was no sweep yet
-    swept("47 hours")
-    run = database.Verification("default")
-    run.run()
-    assert (run.findings.total, run.unswept) == (0, 1)
-    swept("49 hours")
-    assert classes() == ["ref_unnamed"]
-    in_database("UPDATE kfs_credentials_round SET covers_until = NULL")
-    assert classes() == ["ref_unnamed"]
-    run = database.Verification("default", classes=[FindingClass.REF_CLAIMED])
-    swept("1 second")
-    run.run()
-    assert run.unswept == 0
-
-
-def test_a_ref_that_another_source_names_waits_for_no_sweep() -> None:
-    source, other = make_source(), bare_source()
-    name_ref(source, None)
-    name_ref(other, source.credential_ref)
-    swept("1 second")
-    assert sorted(classes()) == ["ref_misplaced", "ref_unnamed"]
-
-
 def test_what_is_being_deleted_is_nobodys_finding() -> None:
     for make in (plaintext_same, ref_not_active, unsupported, metadata, job_in_clear):
         make()
@@ -431,21 +398,3 @@ def test_only_own_rows_are_counted_where_a_tenant_is_chosen() -> None:
     assert run.looked_at == {"refs of sources": 1, "refs": 1, "sources": 1}
     assert of_ref(ref_of(here)).tenant_id == "tenant-b"
     assert LedgerRow.objects.count() == 2
-
-
-def test_values_of_a_page_are_compared_and_removed_in_parts(kfs_settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more of them is held than a batch may have, whatever a page has."""
-    for _ in range(6):
-        plaintext_same()
-    kfs_settings(BATCH_BYTES=50, MAX_SECRET_BYTES=40)
-    parts, real = list[int](), in_clear.scrub_same
-
-    def scrub(using: str, found: Any) -> Any:
-        parts.append(len(found))
-        return real(using, found)
-
-    monkeypatch.setattr(database, "scrub_same", scrub)
-    run = database.Verification("default", scrub=True)
-    run.run()
-    assert (run.scrubbed, run.findings.total) == (6, 0)
-    assert parts == [3, 3]

@@ -151,7 +151,7 @@ def test_what_was_removed_between_the_last_look_and_the_rewrite_is_not_known_to_
 def test_what_else_may_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
     move()
     last = look_at_heap("default").lines()[-1]
-    assert last.startswith("It is also in WAL until that is recycled (archive_mode is off; 0 replication slots)")
+    assert last.startswith("What was removed is also in WAL until that is recycled (archive_mode is off; 0 replication")
     assert last.endswith("Nothing here can look there.")
     known = look_at_heap("default").as_json()
     assert (known["archive_mode"], known["replication_slots"], known["standbys"]) == (False, 0, 0)
