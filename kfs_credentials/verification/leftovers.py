@@ -87,8 +87,8 @@ class Leftovers:
         archive = "archive_mode is on: the archive keeps it" if self.archives else "archive_mode is off"
         lines.append(
             f"What was removed is also in WAL until that is recycled ({archive}; {self.slots} replication slots), on "
-            f"replicas until they have replayed the rewrite ({self.standbys} connected), and in backups and dumps for as "
-            "long as these are kept. Nothing here can look there."
+            f"replicas until they have replayed the rewrite ({self.standbys} connected), and in backups and dumps for "
+            "as long as these are kept. Nothing here can look there."
         )
         return lines
 
