@@ -29,7 +29,7 @@ from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import KeyRing, new_ref
 from kfs_credentials.keys import hold, refuse_closed
 from kfs_credentials.leases import Lease, Leases
-from kfs_credentials.models import EventKind, JobError, RefState, RunState, Source, SourceCredentialBackfill
+from kfs_credentials.models import EventKind, JobError, Purpose, RefState, RunState, Source, SourceCredentialBackfill
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.models.backfill import BackfillQuerySet
 from kfs_credentials.models.knowledge_space import being_deleted
@@ -325,10 +325,11 @@ class Backfill:
                 sizes=[receipt.size for receipt in receipts],
                 token=lease.token,
                 actor=current_actor(),
+                detail=Purpose.BACKFILL.value,
             )
             if counts != (len(part),) * 3:
                 raise CountsDiffer
-            announce(self.using, EventKind.ACTIVATED, [item.ref for item in part])
+            announce(self.using, EventKind.ACTIVATED, [item.ref for item in part], detail=Purpose.BACKFILL.value)
 
         return bisected(self.using, items, update)
 

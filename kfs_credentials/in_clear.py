@@ -27,6 +27,7 @@ from kfs_credentials.batch import Legacy, made
 from kfs_credentials.binding import Watch, check_bound, ensure_bound
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import Credentials, Plaintext, Scope, parse_json, sensitive
+from kfs_credentials.crypto.sensitive import hide
 from kfs_credentials.errors import (
     BeingDeleted,
     CredentialsTooLarge,
@@ -36,9 +37,6 @@ from kfs_credentials.errors import (
     SecretIntegrityError,
     SecretNotFound,
     ServiceError,
-    StoreDenied,
-    StoreMisconfigured,
-    StoreUnavailable,
 )
 from kfs_credentials.ledger import Moved, Operation, check_admission, ledger, point, reserve
 from kfs_credentials.models import Acknowledgement, EventKind, Purpose, RefState, Shape
@@ -84,7 +82,7 @@ class InClear(NamedTuple):
     ref: str | None
     shape: str | None
     """What `metadata->'credentials'` is, in the words of `jsonb_typeof`; None if there is no such key."""
-    legacy: Value
+    value: Value
     in_use: bool
     """The ledger has the ref as this source's, and active."""
     store: str
@@ -101,12 +99,14 @@ class InClear(NamedTuple):
         ref: str | None,
         shape: str | None,
         credentials: str | None,
+        digest: bytes | None,
         in_use: bool,  # noqa: FBT001
         store: str,
         leaving: bool,  # noqa: FBT001
     ) -> InClear:
         """Make it of the columns of `read.sql`."""
-        return cls(source, tenant, space, version, ref, shape, Value(credentials), in_use, store, leaving)
+        value = Value(credentials, digest)
+        return cls(source, tenant, space, version, ref, shape, value, in_use, store, leaving)
 
     @property
     def scope(self) -> Scope:
@@ -115,9 +115,20 @@ class InClear(NamedTuple):
 
 
 class Value(Legacy):
-    """Credentials of any shape, as PostgreSQL printed them. Its repr shows nothing."""
+    """Credentials of any shape, as PostgreSQL printed them. Its repr shows nothing.
 
-    __slots__ = ()
+    `text` is None if they are larger than a batch may be: then there is their `digest`.
+    """
+
+    __slots__ = ("_digest",)
+
+    def __init__(self, text: str | None, digest: bytes | None) -> None:
+        super().__init__(text)
+        self._digest = hide(None if digest is None else bytes(digest))
+
+    def is_still(self, before: Value) -> bool:
+        """Return whether it is the same value as `before`, whether or not it was read."""
+        return self.same_as(before) and self._digest() == before._digest()
 
     @sensitive
     def wrapped(self, key: str) -> Plaintext:
@@ -134,19 +145,24 @@ class _Now(NamedTuple):
     version: int
     ref: str | None
     shape: str | None
-    legacy: Value
+    value: Value
 
     @classmethod
     def by_id(
-        cls, source: uuid.UUID, version: int, ref: str | None, shape: str | None, credentials: str | None
+        cls,
+        source: uuid.UUID,
+        version: int,
+        ref: str | None,
+        shape: str | None,
+        credentials: str | None,
+        digest: bytes | None,
     ) -> tuple[uuid.UUID, _Now]:
         """Make it of the columns of `lock.sql`; with the id of the source."""
-        return source, cls(version, ref, shape, Value(credentials))
+        return source, cls(version, ref, shape, Value(credentials, digest))
 
     def is_what_was_looked_at(self, found: InClear) -> bool:
-        """Return whether ref and value are as they were. A value that was too large to be read never is."""
-        unread = self.legacy.same_as(Value(None))
-        return not unread and (self.ref, self.shape) == (found.ref, found.shape) and self.legacy.same_as(found.legacy)
+        """Return whether ref and value are as they were. Not by the version: an old writer leaves it as it is."""
+        return (self.ref, self.shape) == (found.ref, found.shape) and self.value.is_still(found.value)
 
 
 # Look.
@@ -180,13 +196,22 @@ def read(using: str, sources: Sequence[uuid.UUID], *, tenant: str | None = None)
 def compared(using: str, sources: Sequence[uuid.UUID]) -> Iterator[tuple[InClear, Verdict]]:
     """Yield those of these sources that have a ref and a value in clear, each with what comparing them says.
 
-    Reads the refs' objects; a ref that cannot be read, or not now, is `NOT_COMPARED`. No transaction is open meanwhile.
+    As `compared_in_parts` does it.
+    """
+    for part in compared_in_parts(using, sources):
+        yield from part
+
+
+def compared_in_parts(using: str, sources: Sequence[uuid.UUID]) -> Iterator[list[tuple[InClear, Verdict]]]:
+    """Yield the same in parts, none of which holds more than BATCH_BYTES of values.
+
+    Reads the refs' objects; a ref that cannot be read is `NOT_COMPARED`. No transaction is open meanwhile. Raises what
+    concerns the store as a whole: then nothing can be said about any of them; and a database error.
     """
     for found in read(using, sources):
         both = [one for one in found if one.ref is not None and one.shape not in (None, Shape.NULL) and not one.leaving]
         stored = _stored(both)
-        for one in both:
-            yield one, _verdict(one, stored.get(one.source))
+        yield [(one, _verdict(one, stored.get(one.source))) for one in both]
 
 
 @sensitive
@@ -201,10 +226,7 @@ def _stored(both: Sequence[InClear]) -> dict[uuid.UUID, Credentials]:
                     addresses[one.source] = Address(one.scope, one.ref or "")
                 except InvalidScope:
                     continue
-        try:
-            outcomes = secret_stores[alias].get_many(list(addresses.values())) if addresses else []
-        except (StoreUnavailable, StoreDenied, StoreMisconfigured):
-            continue
+        outcomes = secret_stores[alias].get_many(list(addresses.values())) if addresses else []
         read = zip(addresses, outcomes, strict=True)
         stored |= {source: outcome for source, outcome in read if isinstance(outcome, Credentials)}
     return stored
@@ -217,7 +239,7 @@ def _verdict(found: InClear, stored: Credentials | None) -> Verdict:
     if stored is None:
         return Verdict.NOT_COMPARED
     try:
-        same = Plaintext.of(stored).exact == found.legacy.plaintext().exact
+        same = Plaintext.of(stored).exact == found.value.plaintext().exact
     except InvalidCredentials:
         return Verdict.NOT_COMPARED
     return Verdict.SAME if same else Verdict.DIFFERENT
@@ -315,7 +337,7 @@ def keep_plaintext(using: str, found: InClear) -> Settled:
     Returns what became of it; only if the source is as it was looked at. Locks as `services.rotate_credentials` does.
     Raises what concerns the store as a whole, and a database error.
     """
-    return _move(using, found, found.legacy.plaintext, detail="a person kept the plaintext")
+    return _move(using, found, found.value.plaintext, detail="a person kept the plaintext")
 
 
 def wrap(using: str, found: InClear, key: str) -> Settled:
@@ -328,7 +350,7 @@ def wrap(using: str, found: InClear, key: str) -> Settled:
         return Settled.BEFORE
     if found.ref is not None or found.shape not in UNSUPPORTED:
         return Settled.CHANGED
-    return _move(using, found, lambda: found.legacy.wrapped(key), detail="moved as the value of a key")
+    return _move(using, found, lambda: found.value.wrapped(key), detail="moved as the value of a key")
 
 
 def _move(using: str, found: InClear, make: Callable[[], Plaintext], *, detail: str) -> Settled:
@@ -381,8 +403,15 @@ def _activate(using: str, found: InClear, operation: Operation, receipt: Receipt
         return Settled.DONE  # the commit of an earlier try was not answered, and took place
     if not now.is_what_was_looked_at(found):
         return Settled.CHANGED
-    point(using, tenant=found.tenant, source=found.source, operation=operation, ref=operation.ref, receipt=receipt)
-    record(using, EventKind.SCRUBBED, [operation.ref], detail=detail)
+    point(
+        using,
+        tenant=found.tenant,
+        source=found.source,
+        operation=operation,
+        ref=operation.ref,
+        receipt=receipt,
+        why_scrubbed=detail,
+    )
     # It was about what is gone now: what lies in clear later has to be looked at again.
     Acknowledgement.objects.using(using).filter(pk=found.source).delete()
     return Settled.DONE

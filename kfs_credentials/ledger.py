@@ -15,7 +15,7 @@ from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
 from kfs_credentials import keys, sql
-from kfs_credentials.audit import announce, current_actor
+from kfs_credentials.audit import announce, current_actor, record, record_sources
 from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import Scope, new_ref, validate_ref
 from kfs_credentials.errors import (
@@ -27,7 +27,7 @@ from kfs_credentials.errors import (
     SpaceNotFound,
     VersionConflict,
 )
-from kfs_credentials.models import EventKind, Purpose, RefState, SecretObject, Source, SourceCredentialBackfill
+from kfs_credentials.models import EventKind, Purpose, RefState, SecretObject, Shape, Source, SourceCredentialBackfill
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.models.knowledge_space import being_deleted
 from kfs_credentials.models.ledger import RESERVED
@@ -204,13 +204,14 @@ def point(
     scrub: bool = True,
     receipt: Receipt | None = None,
     event: EventKind = EventKind.ACTIVATED,
+    why_scrubbed: str | None = None,
 ) -> None:
     """Let a source name `ref` (reserved by `operation`), or none, and retire what it named before.
 
     Inside the caller's transaction. `expected_version`: the only version that will do, if any. `from_ref`: the only
-    ref that the source may name now, if any. `scrub`: remove what lies in clear, in the same moment. `receipt`: of the
-    put; it is noted, and its key must not be closed. `event`: how `ref` came into use. Repeating what was committed
-    before changes nothing.
+    ref that the source may name now, if any. `scrub`: remove what lies in clear, in the same moment; that
+    leaves an event of its own, with `why_scrubbed`. `receipt`: of the put; it is noted, and its key must not be closed.
+    `event`: how `ref` came into use. Repeating what was committed before changes nothing.
 
     Locks, all NOWAIT: the ledger rows of both refs, in id order, then the source. Raises `SourceNotFound`,
     `BeingDeleted`, `VersionConflict`, `OperationOver`, `MutationFailed` if a trigger keeps the source as it is,
@@ -237,14 +238,14 @@ def point(
     source_now = sql.query(using, "services/lock_source", tenant=tenant, source=source)
     if not source_now:
         raise SourceNotFound
-    _, version, named, status, in_clear = source_now[0]
+    _, version, named, status, shape = source_now[0]
     if named != before or from_ref not in (None, named):
         raise Moved
     if status == Source.DELETING:
         raise BeingDeleted
     check_admission(using, space, source)
     waiting = list(own.retired().filter(credential_ref__in=waiting).values_list("credential_ref", flat=True))
-    if ref is None and named is None and not in_clear and not waiting:
+    if ref is None and named is None and shape is None and not waiting:
         return
     if expected_version is not None and version != expected_version:
         raise VersionConflict(expected_version, version)
@@ -258,10 +259,20 @@ def point(
         ledger(using).filter(credential_ref=ref).activate(version, event=event)
         if receipt is not None:
             note_receipt(using, ref, receipt)
+    if scrub and shape not in (None, Shape.NULL):
+        _note_scrub(using, source, ref, why_scrubbed)
     if named is not None:
         _retire(using, named, tenant=tenant, space=space, source=source)
     let_go(using, waiting)
     _supersede(using, source)
+
+
+def _note_scrub(using: str, source: uuid.UUID, ref: str | None, why: str | None) -> None:
+    """Note that what lay in clear in a source is in dead rows from now on: by this, verify_credentials knows of it."""
+    if ref is None:
+        record_sources(using, EventKind.SCRUBBED, [source], detail=why)
+    else:
+        record(using, EventKind.SCRUBBED, [ref], detail=why)
 
 
 def _retire(using: str, ref: str, *, tenant: str, space: uuid.UUID, source: uuid.UUID) -> None:

@@ -12,9 +12,11 @@ from django.db import connections
 
 from kfs_credentials import in_clear, services
 from kfs_credentials.audit import acting_as
+from kfs_credentials.errors import StoreDenied, StoreMisconfigured, StoreUnavailable
 from kfs_credentials.in_clear import InClear, Settled, Verdict, compared, keep_plaintext, keep_ref, scrub_same, wrap
 from kfs_credentials.models import Acknowledgement, Event, Source
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.verification import database
 from tests.cleanup.rows import in_database, make_source, ref_of, scope_of
 from tests.factories import SourceFactory, SpaceFactory
 from tests.ref_scenes import row_of
@@ -77,6 +79,20 @@ def test_values_come_in_parts(kfs_settings: Any) -> None:
     sources = [beside(SAME) for _ in range(7)]
     large = beside('{"credentials": {"token": "' + "x" * 100 + '"}}')
     assert verdicts(*sources, large) == [Verdict.SAME] * 7 + [Verdict.NOT_COMPARED]
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no answer"), StoreDenied("no"), StoreMisconfigured("no")])
+def test_a_store_that_cannot_be_asked_says_nothing_about_any_of_them(
+    store: EncryptedStore, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    source = beside(SAME)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(EncryptedStore, "_get_many", fail)
+    with pytest.raises(type(error)):
+        look(source)
 
 
 # Scrub what is the same.
@@ -160,6 +176,24 @@ def test_one_that_the_database_refuses_to_change_stops_nothing(refusal: None) ->
     assert keep_plaintext("default", look(sources[2])) is Settled.REFUSED
 
 
+def test_values_of_a_page_are_compared_and_removed_in_parts(kfs_settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of them is held than a batch may have, whatever a page has."""
+    for _ in range(6):
+        beside(SAME)
+    kfs_settings(BATCH_BYTES=50, MAX_SECRET_BYTES=40)
+    parts, real = list[int](), in_clear.scrub_same
+
+    def scrub(using: str, found: Any) -> Any:
+        parts.append(len(found))
+        return real(using, found)
+
+    monkeypatch.setattr(database, "scrub_same", scrub)
+    run = database.Verification("default", scrub=True)
+    run.run()
+    assert (run.scrubbed, run.findings.total) == (6, 0)
+    assert parts == [3, 3]
+
+
 # Keep one or the other.
 
 
@@ -232,6 +266,24 @@ def test_too_large_and_not_an_object(kfs_settings: Any) -> None:
     kfs_settings(MAX_SECRET_BYTES=10)
     assert keep_plaintext("default", look(source)) is Settled.TOO_LARGE
     assert keep_plaintext("default", look(text)) is Settled.INVALID
+
+
+LARGE = """UPDATE sources SET metadata = '{"title": "x", "credentials": {"token": "%s"}}' WHERE id = %%s"""
+
+
+def test_one_that_no_batch_can_hold(kfs_settings: Any) -> None:
+    """It is compared by its digest: of the same length and version, another one is another one."""
+    kfs_settings(BATCH_BYTES=60, MAX_SECRET_BYTES=50)
+    source = beside()
+    in_database(LARGE % ("x" * 100), source.pk)
+    found = look(source)
+    assert keep_plaintext("default", found) is Settled.TOO_LARGE
+    with before_statement("FOR NO KEY UPDATE SKIP LOCKED", 1, lambda: elsewhere((LARGE % ("y" * 100), source.pk))):
+        assert keep_ref("default", found) is Settled.CHANGED
+    assert now(source).metadata["credentials"] == {"token": "y" * 100}
+    assert keep_ref("default", look(source)) is Settled.DONE
+    assert now(source).metadata == {"title": "x"}
+    assert credentials(source) == {"token": "made-up"}
 
 
 # Wrap.

@@ -78,7 +78,7 @@ def test_a_batch_is_told_once_for_each_kind(heard: Heard, store: EncryptedStore)
         steps.settle(batch)
     assert heard.moves == [
         (EventKind.RESERVED, 5, "a worker", None),
-        (EventKind.ACTIVATED, 5, "a worker", None),
+        (EventKind.ACTIVATED, 5, "a worker", "backfill"),
     ]
     assert all((sent["sender"], sent["using"]) == (Event, "default") for sent in heard)
     refs = set(SourceSecretLifecycleRef.objects.values_list("credential_ref", flat=True))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 AddressT = TypeVar("AddressT", bound="Address")
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
@@ -329,12 +330,14 @@ class SecretStore(ABC):
         """
         return self._call(partial(self._modified_at, name))
 
-    def delete_named(self, name: str) -> bool:
-        """Erase the object of this name, as `list` yields it, whose ref nobody knows; return whether there was one.
+    def delete_named(self, names: Sequence[str], *, look: Look | None = None) -> Outcomes[bool]:
+        """Erase the objects of these names, as `list` yields them, whose refs nobody knows.
 
-        Raises what `delete` does.
+        Returns for each whether it was there, or what `delete` would raise, in order. `look`: as for `start_put_many`,
+        before objects go. Raises what concerns the store as a whole, as `put_many` does, and what `look` raises.
         """
-        return self._call(partial(self._delete_named, name))
+        deadline = Deadline(settings.STORE_TIMEOUT, look=look)
+        return Call(partial(_each, partial(self._delete_named, deadline=deadline), names), deadline).result()
 
     def check(self) -> None:
         """Raise `StoreMisconfigured`, `StoreDenied` or `StoreUnavailable` if the store cannot be used now."""
@@ -379,8 +382,8 @@ class SecretStore(ABC):
         """Return when it was written, an aware datetime; None where the store cannot tell."""
         return None
 
-    def _delete_named(self, name: str) -> bool:
-        """Erase it, in every version."""
+    def _delete_named(self, names: Sequence[str], *, deadline: Deadline) -> Outcomes[bool]:
+        """Erase each, in every version; return whether it was there. Call `deadline.look`."""
         raise NotImplementedError
 
     @abstractmethod
@@ -396,8 +399,13 @@ def _batch(function: Callable[[Sequence[AddressT]], Outcomes[T]], items: Sequenc
     """Return the outcome of each item. The store sees only those whose ref is one."""
     refused = [_refusal(item.ref) for item in items]
     valid = [item for item, refusal in zip(items, refused, strict=True) if refusal is None]
-    found = iter(_outcomes(function, valid) if valid else [])
-    outcomes = [next(found) if refusal is None else refusal for refusal in refused]
+    found = iter(_each(function, valid))
+    return [next(found) if refusal is None else bare(refusal) for refusal in refused]
+
+
+def _each(function: Callable[[Sequence[ItemT]], Outcomes[T]], items: Sequence[ItemT]) -> Outcomes[T]:
+    """Return the outcome of each item; none of them has a context. Log what nobody foresaw."""
+    outcomes = _outcomes(function, items) if items else []
     errors = [bare(outcome) for outcome in outcomes if isinstance(outcome, KfsCredentialsError)]
     if unforeseen := [error for error in errors if isinstance(error, _UnforeseenError)]:
         _log(unforeseen[0], f"{len(unforeseen)} of {len(items)} times, ")
@@ -412,7 +420,7 @@ def _refusal(ref: str) -> InvalidRef | None:
     return None
 
 
-def _outcomes(function: Callable[[Sequence[AddressT]], Outcomes[T]], items: Sequence[AddressT]) -> Outcomes[T]:
+def _outcomes(function: Callable[[Sequence[ItemT]], Outcomes[T]], items: Sequence[ItemT]) -> Outcomes[T]:
     """Return the outcome of each item. If the store fails in an unforeseen way, find out at which of them."""
     try:
         return _translated(partial(function, items))

@@ -244,8 +244,7 @@ class EncryptedStore(SecretStore):
 
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
         deadline.check()
-        names = [self._name(address) for address in addresses]
-        return [*self.storage.remove_many(names, beside=self._beside(deadline.look))]
+        return self._delete_named([self._name(address) for address in addresses], deadline=deadline)
 
     def _read_probe(self) -> Sighting:
         try:
@@ -293,11 +292,8 @@ class EncryptedStore(SecretStore):
             raise SecretNotFound("the secret store holds nothing of this name") from None
         return at if timezone.is_aware(at) else timezone.make_aware(at)  # naive where USE_TZ is off
 
-    def _delete_named(self, name: str) -> bool:
-        (removed,) = self.storage.remove_many([name])
-        if isinstance(removed, SecretStoreError):
-            raise removed
-        return removed
+    def _delete_named(self, names: Sequence[str], *, deadline: Deadline) -> Outcomes[bool]:
+        return [*self.storage.remove_many(names, beside=self._beside(deadline.look))]
 
     def _check(self) -> None:
         """Raise a store error if files cannot be made, `InvalidKey` if the keys are not right."""

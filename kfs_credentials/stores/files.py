@@ -12,7 +12,7 @@ import errno
 import functools
 import os
 import stat
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -127,11 +127,16 @@ class DurableFileStorage(FileSystemStorage):
             raise removed
 
     def get_modified_time(self, name: str) -> datetime:
-        """Return when the file was written, or what a writer that died has left of it; see `names`."""
-        try:
+        """Return when the file was written, or the last of what writers that died have left of it; see `names`."""
+        with suppress(FileNotFoundError):
             return super().get_modified_time(name)
-        except FileNotFoundError:
-            return super().get_modified_time(name + TEMPORARY)
+        left = []
+        for leftover in (name + TEMPORARY, name + REPLACEMENT):
+            with suppress(FileNotFoundError):
+                left.append(super().get_modified_time(leftover))
+        if not left:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return max(left)
 
     # What EncryptedStore uses: the same in batches, with the errors of this package.
 

@@ -16,7 +16,7 @@ from kfs_credentials import sql
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import parse_json, sensitive
 from kfs_credentials.errors import InvalidCredentials
-from kfs_credentials.in_clear import InClear, Verdict, compared, scrub_same
+from kfs_credentials.in_clear import InClear, Verdict, compared_in_parts, scrub_same
 from kfs_credentials.models import KnowledgeSpace
 from kfs_credentials.models.knowledge_space import being_deleted
 from kfs_credentials.redaction import hidden_paths
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 LONGEST_LEASE = timedelta(days=1)
 """No lease is longer: a row whose time is that far ahead was edited by hand."""
+SWEEPS = timedelta(days=2)
+"""A sweep is made more often than that wherever the cleanup runs, be it once a night."""
+UNSWEPT = "unswept"
+"""What refs.sql calls a ref that no source names any more, and that the next sweep retires."""
 PLAINTEXT = "plaintext"
 """What named.sql calls credentials that lie beside a ref, until they are compared."""
 BESIDE_A_REF = (
@@ -114,12 +118,18 @@ class Verification:
     findings: Findings = field(default_factory=Findings)
     looked_at: Counter[str] = field(default_factory=Counter)
     scrubbed: int = 0
+    unswept: int = 0
+    """Refs that no source names any more, and that the next sweep of the cleanup retires."""
 
     def __post_init__(self) -> None:
         self.pages = Pages(self.using)
 
     def run(self) -> None:
-        """Go through all of it. Raises a database error where the database is out of reach."""
+        """Go through all of it.
+
+        Raises a database error where the database is out of reach, and what concerns the store as a whole where
+        something lies in clear beside a ref.
+        """
         for walk in (NAMED, REFS, JOBS):
             if self._wanted(walk):
                 self._walk(walk)
@@ -128,8 +138,10 @@ class Verification:
                 self._walk_sources(space)
 
     def _wanted(self, walk: Walk) -> set[str]:
-        wanted = {what for what in walk.finds if what in self.classes}
+        wanted: set[str] = {what for what in walk.finds if what in self.classes}
         beside = PLAINTEXT in walk.finds and (self.scrub or any(what in self.classes for what in BESIDE_A_REF))
+        if FindingClass.REF_UNNAMED in wanted:
+            wanted.add(UNSWEPT)
         return wanted | {PLAINTEXT} if beside else wanted
 
     def _walk(self, walk: Walk) -> None:
@@ -143,6 +155,8 @@ class Verification:
                 for row in again:
                     if row.problem == PLAINTEXT and row.problem in wanted:
                         beside.append(row.source)
+                    elif row.problem == UNSWEPT and row.problem in wanted:
+                        self.unswept += 1
                     elif row.problem in wanted:
                         self._found(row)
                 if beside:
@@ -155,6 +169,7 @@ class Verification:
             "space": self.space,
             "leaving": being_deleted(self.using),
             "longest_lease": LONGEST_LEASE,
+            "sweeps": SWEEPS,
             "after": after,
             "only": only,
         }
@@ -178,18 +193,13 @@ class Verification:
 
     def _compare(self, sources: Sequence[uuid.UUID]) -> None:
         """Compare what lies in clear beside a ref with what the ref resolves to; scrub what is the same, if asked."""
-        same: list[InClear] = []
-        for found, verdict in compared(self.using, sources):
-            if verdict is Verdict.SAME and self.scrub:
-                same.append(found)
-            else:
-                self._found_beside(found, OF_VERDICT[verdict])
-        if same:
-            scrubbed = scrub_same(self.using, same)
+        for part in compared_in_parts(self.using, sources):
+            same = [found for found, verdict in part if verdict is Verdict.SAME and self.scrub]
+            scrubbed = scrub_same(self.using, same) if same else set()
             self.scrubbed += len(scrubbed)
-            for found in same:
+            for found, verdict in part:
                 if found.source not in scrubbed:
-                    self._found_beside(found, FindingClass.PLAINTEXT_SAME)
+                    self._found_beside(found, OF_VERDICT[verdict])
 
     def _found_beside(self, found: InClear, what: FindingClass) -> None:
         if what in self.classes:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kfs_credentials import sql
 from kfs_credentials.conf import settings
-from kfs_credentials.crypto import Credentials, Plaintext, Scope, sensitive
+from kfs_credentials.crypto import Credentials, Plaintext, Scope, UnknownKeyError, sensitive
 from kfs_credentials.errors import (
     InvalidRef,
     InvalidScope,
@@ -41,6 +41,7 @@ AT_A_TIME = 100
 OF_OBJECTS = (
     FindingClass.OBJECT_MISSING,
     FindingClass.OBJECT_DAMAGED,
+    FindingClass.OBJECT_KEY_UNKNOWN,
     FindingClass.OBJECT_UNREADABLE,
     FindingClass.OBJECT_SIZE,
 )
@@ -75,6 +76,12 @@ class CutShort(NamedTuple):
     begun_at: datetime
     position: str
     read: int
+    classes: Sequence[str]
+    """What it looked for: another run that looks for something else would have to begin from the start."""
+
+    def looked_for(self, classes: Collection[FindingClass]) -> bool:
+        """Return whether it looked for exactly these."""
+        return set(self.classes) == {what.value for what in classes}
 
 
 def name_of(tenant: str | None, space: uuid.UUID | None) -> str:
@@ -87,7 +94,12 @@ def name_of(tenant: str | None, space: uuid.UUID | None) -> str:
 def cut_short(using: str, *, tenant: str | None = None, space: uuid.UUID | None = None) -> CutShort | None:
     """Return the last run of this kind if it was not made to its end."""
     found = Checkpoint.objects.using(using).filter(pk=name_of(tenant, space)).first()
-    return None if found is None else CutShort(found.started_at, found.position, found.data.get("read", 0))
+    return None if found is None else _cut_short(found)
+
+
+def _cut_short(checkpoint: Checkpoint) -> CutShort:
+    data = checkpoint.data
+    return CutShort(checkpoint.started_at, checkpoint.position, data["read"], data.get("classes", ()))
 
 
 def begin_anew(using: str, *, tenant: str | None = None, space: uuid.UUID | None = None) -> None:
@@ -99,8 +111,8 @@ def begin_anew(using: str, *, tenant: str | None = None, space: uuid.UUID | None
 class Reading:
     """One run through the objects of alias `using`. Goes on where the last one of its kind was cut short.
 
-    `classes`: what to look for. `sample`: read so many of them only, chosen at random; such a run is not taken up
-    again. `rate`: objects a second. `progress` is called after each batch.
+    `classes`: what to look for; a run that looked for others is not taken up. `sample`: read so many of them only,
+    chosen at random; such a run is not taken up again. `rate`: objects a second. `progress` is called after each batch.
     """
 
     using: str
@@ -142,6 +154,9 @@ class Reading:
         found = Checkpoint.objects.using(self.using).filter(pk=self.name).first()
         if found is None:
             return None
+        if not _cut_short(found).looked_for(self.classes):
+            begin_anew(self.using, tenant=self.tenant, space=self.space)
+            return None
         self.read, self.more = found.data["read"], Counter(found.data["more"])
         for what, count in self.more.items():
             self.findings.counts[FindingClass(what)] += count
@@ -153,7 +168,8 @@ class Reading:
         kept = [finding.ref for finding in self.findings.listed()]
         beyond = {what.value: self.findings.counts[what] - len(kept) for what, kept in self.findings.kept.items()}
         more = {what: count for what, count in (Counter(beyond) | self.more).items() if count > 0}
-        data = json.dumps({"read": self.read, "found": kept, "more": more})
+        classes = [what.value for what in self.classes]
+        data = json.dumps({"read": self.read, "found": kept, "more": more, "classes": classes})
         with short_transaction(self.using):
             sql.query(self.using, "verification/checkpoint", name=self.name, position=position, data=data)
 
@@ -272,6 +288,8 @@ def _examined(one: Object, outcome: Credentials | KfsCredentialsError) -> Findin
             return None
         case SecretNotFound():
             return one.finding(FindingClass.OBJECT_MISSING) if one.needed else None
+        case UnknownKeyError():
+            return one.finding(FindingClass.OBJECT_KEY_UNKNOWN, outcome.key_id)
         case SecretIntegrityError():
             return one.finding(FindingClass.OBJECT_DAMAGED, outcome.reason)
         case InvalidRef():

@@ -48,9 +48,11 @@ class FindingClass(models.TextChoices):
     # The store: with --deep.
     OBJECT_MISSING = "object_missing", _("a ref is in use, and the store has nothing under it")
     OBJECT_DAMAGED = "object_damaged", _("an object is not what was put")
+    OBJECT_KEY_UNKNOWN = "object_key_unknown", _("an object is sealed under a key that is not in KEYS")
     OBJECT_UNREADABLE = "object_unreadable", _("an object cannot be read")
     OBJECT_SIZE = "object_size", _("an object has another size than what was put")
     OBJECT_UNKNOWN = "object_unknown", _("an object has no row in the ledger")
+    OBJECT_UNREGISTERED = "object_unregistered", _("an object has no row in the ledger, and a source names its ref")
     OBJECT_OF_FINAL = "object_of_final", _("an object is there, and its ref counts as erased for good")
 
 
@@ -125,7 +127,7 @@ def what_to_do(finding: Finding, command: Callable[[str], str]) -> str:
             return f"{command(f'settle_credential_conflict --source {finding.source} --keep ref')}, or --keep plaintext"
         case FindingClass.REF_UNKNOWN | FindingClass.REF_NOT_ACTIVE | FindingClass.REF_UNNAMED:
             return command("run_secret_cleanup --due")
-        case FindingClass.REF_UNDATED | FindingClass.JOB_CANDIDATE_LEFT:
+        case FindingClass.REF_UNDATED | FindingClass.JOB_CANDIDATE_LEFT | FindingClass.OBJECT_UNREGISTERED:
             return command("run_secret_cleanup --due")
         case FindingClass.OBJECT_OF_FINAL | FindingClass.ERASURE_UNPROVED:
             return command("run_secret_cleanup")
@@ -147,6 +149,8 @@ def what_to_do(finding: Finding, command: Callable[[str], str]) -> str:
             return "remove it there; `--skip history_copy` leaves this class out"
         case FindingClass.OBJECT_MISSING | FindingClass.OBJECT_DAMAGED:
             return "restore this object from a backup of the store, or enter the credentials anew: rotate_credentials"
+        case FindingClass.OBJECT_KEY_UNKNOWN:
+            return "put this key back into KFS_CREDENTIALS['KEYS'], behind the others"
         case FindingClass.OBJECT_UNREADABLE | FindingClass.OBJECT_SIZE:
             return "find out why, or enter the credentials anew: rotate_credentials"
         case FindingClass.OBJECT_UNKNOWN:

@@ -38,31 +38,35 @@ class Leftovers:
     clean_before: datetime | None
     """What was removed from `sources` before this moment is out of its heap and its TOAST. None: not rewritten yet."""
     last_removed_at: datetime | None
-    """When something was last removed; None if nothing was moved yet."""
+    """When something was last removed; None if that is not known."""
+    moved: bool
+    """Whether a ref may ever have been in use."""
     noted_at: datetime
     archives: bool
     slots: int
     standbys: int
 
     @property
-    def rewritten(self) -> bool:
-        """Nothing that was removed is left in the table's own files."""
+    def rewritten(self) -> bool | None:
+        """Nothing that was removed is left in the table's own files; None if that is not known."""
         if self.last_removed_at is None:
-            return True
+            return None if self.moved else True
         return self.clean_before is not None and self.last_removed_at < self.clean_before
 
     @property
     def statements(self) -> list[str]:
-        """What rewrites the table."""
-        if self.rewritten:
+        """What rewrites the table, where that is needed."""
+        if self.rewritten is not False:
             return []
         return [f"VACUUM (FULL, ANALYZE) {self.table};", f"pg_repack --no-order --table={self.table}"]
 
     def lines(self) -> list[str]:
         """Return it in sentences."""
-        if self.last_removed_at is None:
+        if not self.moved and self.last_removed_at is None:
             return ["Old plaintext: nothing was moved yet."]
         first = f"Old plaintext in {self.table} ({self.size} with TOAST and indexes): "
+        if self.last_removed_at is None:
+            first += "no job and no event tells that any was removed (there was none, or they are gone), "
         if self.clean_before is None:
             first += f"not rewritten yet, as far as is known (first noted: {_shown(self.noted_at)})."
         else:
@@ -70,7 +74,7 @@ class Leftovers:
                 f"rewritten since {_shown(self.clean_before)}: what was removed before that is out of its heap and "
             )
             first += "TOAST, unless a transaction or a replication slot older than that was open then."
-            if not self.rewritten:
+            if self.last_removed_at is not None and not self.rewritten:
                 first += f" What was removed later (last: {_shown(self.last_removed_at)}) is still there."
         lines = [first]
         if self.statements:
@@ -82,9 +86,9 @@ class Leftovers:
             ]
         archive = "archive_mode is on: the archive keeps it" if self.archives else "archive_mode is off"
         lines.append(
-            f"It is also in WAL until that is recycled ({archive}; {self.slots} replication slots), on replicas until "
-            f"they have replayed the rewrite ({self.standbys} connected), and in backups and dumps for as long as "
-            "these are kept. Nothing here can look there."
+            f"What was removed is also in WAL until that is recycled ({archive}; {self.slots} replication slots), on "
+            f"replicas until they have replayed the rewrite ({self.standbys} connected), and in backups and dumps for "
+            "as long as these are kept. Nothing here can look there."
         )
         return lines
 
@@ -108,7 +112,8 @@ def look_at_heap(using: str) -> Leftovers:
     One short transaction, which writes a row of `kfs_credentials_checkpoint` and locks nothing else.
     """
     with short_transaction(using):
-        ((filenode, now, table, size, archive, slots, standbys, removed),) = sql.query(using, "verification/heap")
+        (row,) = sql.query(using, "verification/heap")
+        filenode, now, table, size, archive, slots, standbys, removed, moved = row
         noted = Checkpoint.objects.using(using).filter(pk=NOTED).select_for_update(no_key=True).first()
         data = {} if noted is None else noted.data
         clean_before = data.get("clean_before")
@@ -116,13 +121,22 @@ def look_at_heap(using: str) -> Leftovers:
         if noted is not None and noted.position != filenode:
             # It was this file's turn to be seen for the last time: what was removed before is not in the next one.
             clean_before = data["seen_at"]
-        data = {"seen_at": now.isoformat(), "first_noted_at": first, "clean_before": clean_before}
+        # What told of it may be gone by the next look.
+        known = [one for one in (removed, parse_datetime(data.get("last_removed_at") or "")) if one is not None]
+        removed = max(known, default=None)
+        data = {
+            "seen_at": now.isoformat(),
+            "first_noted_at": first,
+            "clean_before": clean_before,
+            "last_removed_at": None if removed is None else removed.isoformat(),
+        }
         sql.query(using, "verification/checkpoint", name=NOTED, position=filenode, data=json.dumps(data))
     return Leftovers(
         table=table,
         size=size,
         clean_before=None if clean_before is None else parse_datetime(clean_before),
         last_removed_at=removed,
+        moved=moved,
         noted_at=parse_datetime(first) or now,
         archives=archive != "off",
         slots=slots,

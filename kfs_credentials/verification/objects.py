@@ -10,25 +10,28 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import connections
 
 from kfs_credentials import sql
 from kfs_credentials.audit import record_act
-from kfs_credentials.binding import check_bound
+from kfs_credentials.binding import advance
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import Scope
 from kfs_credentials.errors import (
     InvalidRef,
     InvalidScope,
+    KfsCredentialsError,
     SecretNotFound,
     SecretStoreError,
     StoreDenied,
     StoreMisconfigured,
     StoreUnavailable,
 )
+from kfs_credentials.leases import new_worker_name
 from kfs_credentials.models import EventKind
+from kfs_credentials.pause import check_not_paused
 from kfs_credentials.stores import SecretStore, secret_stores
 from kfs_credentials.transactions import short_transaction
 from kfs_credentials.verification.findings import Finding, FindingClass, Findings
@@ -37,24 +40,34 @@ from kfs_credentials.verification.reading import PAGE, Pages
 if TYPE_CHECKING:
     import uuid
 
-LISTED_OBJECTS = (FindingClass.OBJECT_UNKNOWN, FindingClass.OBJECT_OF_FINAL)
+LISTED_OBJECTS = (FindingClass.OBJECT_UNKNOWN, FindingClass.OBJECT_UNREGISTERED, FindingClass.OBJECT_OF_FINAL)
 AT_ONCE = 10_000
-"""Objects without a row of our own that are looked for in the ledger at once: that reads the whole ledger."""
-ERASED_AT_A_TIME = 100
+"""Objects without a row of our own that are looked for at once: that reads the whole ledger, and all sources."""
 WHOLE_STORE = (StoreUnavailable, StoreDenied, StoreMisconfigured)
 """What is not about one object."""
 
 
+class Unaccounted(NamedTuple):
+    """Objects that the ledger does not know, by the SHA-256 of their refs."""
+
+    unknown: dict[bytes, str]
+    """Nobody knows them."""
+    named: dict[bytes, str]
+    """A source names their refs: the cleanup registers them."""
+
+
 @dataclass
 class Listing:
-    """One look at all objects of all stores. `erase`: erase those without a ledger row that are older than ERASE_GRACE.
+    """One look at all objects of all stores. `erase`: erase those that nobody knows, if older than ERASE_GRACE.
 
-    Such an object's ref may be in a database that is not this one: whoever erases has to know that it is not.
+    Such an object's ref may be in a database that is not this one: whoever erases has to know that it is not. `worker`:
+    in whose name the epoch of a store advances before that.
     """
 
     using: str
     classes: Collection[FindingClass] = LISTED_OBJECTS
     erase: bool = False
+    worker: str = field(default_factory=new_worker_name)
     progress: Callable[[], None] = lambda: None
     findings: Findings = field(default_factory=Findings)
     seen: int = 0
@@ -66,7 +79,11 @@ class Listing:
         self.pages = Pages(self.using)
 
     def run(self) -> None:
-        """Go through all of them. Raises what concerns a store as a whole, and a database error."""
+        """Go through all of them.
+
+        Raises what concerns a store as a whole, `BindingBroken` and `WorkersPaused` before something is erased, and a
+        database error.
+        """
         for alias in settings.STORES:
             store = secret_stores[alias]
             if store.can_list:
@@ -94,11 +111,16 @@ class Listing:
         found = self.pages.read(lambda _: sql.query(self.using, "cleanup/patrol", digests=list(digests)))
         return [(bytes(digest), row) for digest, row in found]
 
-    def _not_in_ledger(self, names: dict[bytes, str]) -> dict[bytes, str]:
+    def _unaccounted(self, names: dict[bytes, str]) -> Unaccounted:
         """Return those of these objects that the ledger does not know, whoever has reserved their refs."""
-        known = self.pages.read(lambda _: sql.query(self.using, "cleanup/known", digests=list(names)))
-        of_ledger = {bytes(digest) for _, digest in known}
-        return {digest: name for digest, name in names.items() if digest not in of_ledger}
+        found = self.pages.read(lambda _: sql.query(self.using, "verification/accounted", digests=list(names)))
+        of_sources = {bytes(digest) for digest, is_named in found if is_named}
+        of_ledger = {bytes(digest) for digest, is_named in found if not is_named}
+        rest = {digest: name for digest, name in names.items() if digest not in of_ledger}
+        return Unaccounted(
+            {digest: name for digest, name in rest.items() if digest not in of_sources},
+            {digest: name for digest, name in rest.items() if digest in of_sources},
+        )
 
     def _final(self, store: SecretStore, rows: Sequence[uuid.UUID]) -> None:
         if FindingClass.OBJECT_OF_FINAL not in self.classes:
@@ -115,17 +137,23 @@ class Listing:
             self.findings.add(Finding(FindingClass.OBJECT_OF_FINAL, tenant, str(source), ref))
 
     def _unknown(self, store: SecretStore, names: dict[bytes, str]) -> None:
-        unknown = list(self._not_in_ledger(names).items())
-        for start in range(0, len(unknown), ERASED_AT_A_TIME):
-            some = dict(unknown[start : start + ERASED_AT_A_TIME])
+        found = self._unaccounted(names)
+        for name in found.named.values():
+            if self._age(store, name) is not GONE:
+                self._found(FindingClass.OBJECT_UNREGISTERED, store, name, "a source names it")
+        unknown = list(found.unknown.items())
+        for start in range(0, len(unknown), settings.BATCH_SIZE):
+            some = dict(unknown[start : start + settings.BATCH_SIZE])
             ages = {digest: age for digest, name in some.items() if (age := self._age(store, name)) is not GONE}
             old = [digest for digest, age in ages.items() if age is not None and age >= _grace()]
             erased = self._erase(store, {digest: some[digest] for digest in old}) if self.erase and old else set()
-            for digest in ages.keys() - erased if FindingClass.OBJECT_UNKNOWN in self.classes else ():
-                detail = f"{store.alias}: {some[digest]}"
-                if self.erase:
-                    detail += f" ({_why_not(ages[digest])})"
-                self.findings.add(Finding(FindingClass.OBJECT_UNKNOWN, detail=detail))
+            for digest in ages.keys() - erased:
+                self._found(FindingClass.OBJECT_UNKNOWN, store, some[digest], _why_not(ages[digest]))
+
+    def _found(self, what: FindingClass, store: SecretStore, name: str, why_not: str) -> None:
+        if what in self.classes:
+            why = f" (not erased: {why_not})" if self.erase else ""
+            self.findings.add(Finding(what, detail=f"{store.alias}: {name}{why}"))
 
     def _age(self, store: SecretStore, name: str) -> timedelta | None:
         """Return how old an object is, at least; None if that cannot be told, `GONE` if it is not there any more."""
@@ -146,24 +174,25 @@ class Listing:
         return now
 
     def _erase(self, store: SecretStore, names: dict[bytes, str]) -> set[bytes]:
-        """Erase these, after one more look at the ledger; return which. What the store refuses to erase stays."""
-        watch = check_bound(self.using, store.alias)
+        """Erase these, after one more look at ledger and sources; return which. What the store refuses to erase stays.
+
+        As the cleanup does it: not while the workers are paused, and after a new epoch has begun.
+        """
+        with short_transaction(self.using):
+            check_not_paused(self.using)
+        watch = advance(self.using, store.alias, worker=self.worker)
         still = {digest: names[digest] for digest, row in self._patrolled(names) if row is None}
-        erased = set()
-        for digest, name in self._not_in_ledger(still).items():
-            try:
-                store.delete_named(name)
-            except SecretStoreError as error:
-                if isinstance(error, WHOLE_STORE):
-                    raise
-                continue
-            erased.add(digest)
+        still = self._unaccounted(still).unknown if still else {}
+        outcomes = store.delete_named(list(still.values()), look=watch.look) if still else []
+        answers = dict(zip(still, outcomes, strict=True))
+        erased = {digest for digest, answer in answers.items() if not isinstance(answer, KfsCredentialsError)}
         if erased:
             self.erased += len(erased)
             with short_transaction(self.using):
-                watch.end()
                 detail = f"{len(erased)} objects without a ledger row, in store {store.alias}"
                 record_act(self.using, EventKind.ERASED, detail=detail)
+        # On its own: whatever it says, these are erased, and that has been written down.
+        watch.end()
         return erased
 
 
@@ -177,5 +206,5 @@ def _grace() -> timedelta:
 
 def _why_not(age: timedelta | None) -> str:
     if age is None:
-        return "not erased: its age cannot be told"
-    return "not erased: younger than ERASE_GRACE" if age < _grace() else "not erased: the store or the ledger keeps it"
+        return "its age cannot be told"
+    return "younger than ERASE_GRACE" if age < _grace() else "the store, the ledger or a source keeps it"

@@ -9,6 +9,7 @@ from django.db import DatabaseError, InterfaceError
 
 from kfs_credentials import sql
 from kfs_credentials.errors import ImproperlyPrepared
+from kfs_credentials.pause import check_not_paused
 from kfs_credentials.verification.database import Verification
 from kfs_credentials.verification.deep import OF_OBJECTS, CutShort, Reading, begin_anew, cut_short
 from kfs_credentials.verification.findings import FindingClass, Findings
@@ -46,6 +47,7 @@ class Run:
         self.show: Callable[[], None] = lambda: None
         self.findings = Findings()
         self.resumed: CutShort | None = None
+        self.given_up: CutShort | None = None
         self.leftovers: Leftovers | None = None
         shared: dict[str, Any] = {"progress": self._show, "findings": self.findings}
         self.verification = Verification(using, **self.selected, classes=classes, scrub=scrub, **shared)
@@ -59,20 +61,35 @@ class Run:
         self.show()
 
     def look_back(self, *, must: bool = False, restart: bool = False) -> None:
-        """Find out whether the last deep run was cut short, and is to be taken up.
+        """Find out whether the last deep run was cut short, and is to be taken up: `resumed`.
 
-        `restart`: it is not. Raises `ImproperlyPrepared` if it `must` be, and there is none.
+        `restart`: it is not. One that looked for other classes is not taken up either, but `given_up`. Raises
+        `ImproperlyPrepared` if one `must` be taken up, and there is none.
         """
-        if self.reading.sample is not None:
+        if self.reading.sample is not None or not (self.reading.classes or must):
             return
         if restart:
             begin_anew(self.using, **self.selected)
-        self.resumed = cut_short(self.using, **self.selected)
-        if must and self.resumed is None:
+        found = cut_short(self.using, **self.selected)
+        if must and found is None:
             raise ImproperlyPrepared("No deep run was cut short: leave out --resume, and one begins from the start.")
+        if found is None or found.looked_for(self.reading.classes):
+            self.resumed = found
+        elif must:
+            raise ImproperlyPrepared(
+                f"The deep run that was cut short looked for {', '.join(found.classes)}: give it the same --only or "
+                "--skip, or leave out --resume, and one begins from the start."
+            )
+        else:
+            self.given_up = found
 
     def run(self) -> None:
-        """Do it. Raises what concerns a store as a whole, and a database error; what was found by then is kept."""
+        """Do it; what was found until something is raised is kept.
+
+        Raises what concerns a store as a whole, `WorkersPaused` if it is to erase, and a database error.
+        """
+        if self.listing.erase:
+            check_not_paused(self.using)  # hours before it would be found out
         self.verification.run()
         if FindingClass.HISTORY_COPY in self.classes:
             for finding in look_at_history(self.using):

@@ -105,6 +105,21 @@ def test_a_ref_that_cannot_be_read_is_not_kept(run: Run, store: EncryptedStore) 
     assert run(SETTLE, "--source", source.pk, "--keep", "plaintext", "--yes").code == 0
 
 
+def test_one_that_no_batch_can_hold(run: Run, kfs_settings: Any) -> None:
+    source = conflict(OTHER.replace("canary", "x" * 200))
+    kfs_settings(BATCH_BYTES=100, MAX_SECRET_BYTES=90)
+    assert run("verify_credentials", "--format", "json").json["counts"] == {"plaintext_not_compared": 1}
+    outcome = run(SETTLE, "--source", source.pk, "--keep", "plaintext", "--yes")
+    assert outcome.code == 3
+    assert outcome.out == (
+        "Nothing was changed: 0 sources settled. What lies in clear is larger than MAX_SECRET_BYTES: raise the "
+        "setting, or keep the ref.\n"
+    )
+    assert run(SETTLE, "--source", source.pk, "--keep", "ref", "--yes").code == 0
+    assert metadata_of(source) == {"title": "x"}
+    assert run("verify_credentials").code == 0
+
+
 def test_nobody_to_ask(run: Run) -> None:
     source = conflict()
     outcome = run(SETTLE, "--source", source.pk, "--keep", "ref")

@@ -155,6 +155,25 @@ def test_a_question_that_nobody_can_answer_names_the_way_out(run: Run) -> None:
     assert outcome.err.endswith("Nobody can be asked here: give --yes if that is right. Nothing was changed.\n")
 
 
+def test_a_deletion_that_the_next_sweep_sees(run: Run) -> None:
+    """The cleanup runs: a check by cron stays green."""
+    make_source()
+    assert run("run_secret_cleanup", "--due").code == 0
+    Source.objects.all().delete()
+    outcome = run(VERIFY)
+    assert outcome.code == 0
+    assert (
+        "1 ref that no source names any more, and that the cleanup's next sweep retires: no finding, while sweeps are "
+        "made.\n"
+    ) in outcome.out
+    assert run(VERIFY, "--format", "json").json["unswept"] == 1
+    in_database("UPDATE kfs_credentials_round SET covers_until = now() - interval '3 days'")
+    assert run(VERIFY).code == 3
+    assert run("run_secret_cleanup", "--due").code == 0
+    outcome = run(VERIFY)
+    assert (outcome.code, "next sweep" in outcome.out) == (0, False)
+
+
 def test_scrub_what_is_the_same(run: Run) -> None:
     same, differs = beside(SAME), beside('{"credentials": {"token": "other"}}')
     outcome = run(VERIFY)
@@ -260,10 +279,41 @@ def test_resume_and_restart(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert outcome.json["looked_at"]["objects_read"] == 3
 
 
-def test_a_store_that_is_not_there(run: Run, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables are looked at without it."""
+def test_a_run_that_looked_for_something_else_is_not_taken_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        make_source()
+    with monkeypatch.context() as patch:
+        batches(patch, KeyboardInterrupt)
+        assert run(VERIFY, "--deep", "--only", "object_missing").code == 4
+    outcome = run(VERIFY, "--deep", "--resume")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err == (
+        "CommandError: The deep run that was cut short looked for object_missing: give it the same --only or --skip, "
+        "or leave out --resume, and one begins from the start.\n"
+    )
+    assert run(VERIFY, "--deep", "--only", "metadata").code == 0  # which reads no objects, and leaves it as it is
+    outcome = run(VERIFY, "--deep")
+    assert outcome.code == 0
+    assert re.match(
+        r"Begins anew: the deep run of \d{4}-\d\d-\d\d \d\d:\d\d UTC, which was cut short after 1 objects, looked for "
+        r"other classes\.\n",
+        outcome.err,
+    )
+    assert ", 3 objects read and 3 listed in T s." in line(outcome)
+
+
+def test_nothing_is_erased_while_the_workers_are_paused(run: Run, secrets_directory: Path) -> None:
     make_source()
-    beside(SAME)
+    run("pause_credential_workers", "--reason", "a restore is under way")
+    outcome = run(VERIFY, "--deep", "--erase-unknown", "--yes")
+    assert outcome.code == 4
+    assert "Not finished: nothing is erased while the workers are paused by " in line(outcome)
+    assert ": a restore is under way. " in line(outcome)
+    assert run(VERIFY, "--deep").code == 0
+
+
+def test_a_store_that_is_not_there(run: Run, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_source()
     away = secrets_directory.with_name("elsewhere")
     secrets_directory.rename(away)
     outcome = run(VERIFY, "--deep")
@@ -271,12 +321,30 @@ def test_a_store_that_is_not_there(run: Run, secrets_directory: Path, monkeypatc
     assert "the directory for secrets does not exist" in outcome.err
     away.rename(secrets_directory)
 
-    def unavailable(*_: Any, **__: Any) -> Any:
-        raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(EncryptedStore, "_get_many", unavailable)
+@pytest.mark.parametrize(
+    ("error", "code", "problem"),
+    [
+        (StoreUnavailable("no answer"), 5, "the secret store is out of reach: no answer"),
+        (StoreDenied("not allowed"), 1, "not allowed"),
+    ],
+    ids=["unavailable", "denied"],
+)
+def test_a_store_that_cannot_be_asked_makes_no_conflict_of_a_source(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, problem: str
+) -> None:
+    """Without --deep, the store is needed only where something lies in clear beside a ref."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(EncryptedStore, "_get_many", fail)
+    make_source()
+    assert run(VERIFY).code == 0
+    beside(SAME)
     outcome = run(VERIFY, "--format", "json")
-    assert (outcome.code, outcome.json["counts"]) == (3, {"plaintext_not_compared": 1})
+    assert (outcome.code, outcome.json["counts"], outcome.json["finished"]) == (code, {}, False)
+    assert line(outcome).endswith(f"Not finished: {problem}. It is safe to run `manage.py verify_credentials` again.")
 
 
 def test_a_connection_that_is_lost_is_made_anew(run: Run, admin: Admin) -> None:

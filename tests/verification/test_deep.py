@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kfs_credentials import services
+from kfs_credentials.conf import settings
 from kfs_credentials.crypto import Credentials, object_name
 from kfs_credentials.errors import KfsCredentialsError, StoreUnavailable
 from kfs_credentials.models import Checkpoint, SecretObject, Source
@@ -18,10 +19,11 @@ from kfs_credentials.stores.base import Deadline
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.verification import deep
 from kfs_credentials.verification.deep import Reading
-from kfs_credentials.verification.findings import FindingClass
+from kfs_credentials.verification.findings import FindingClass, what_to_do
 from kfs_credentials.worker import Pace
 from tests.cleanup.rows import add_ref, add_secret, in_database, make_source, put_late, ref_of, scope_of
 from tests.factories import SpaceFactory
+from tests.keys import NEW
 from tests.ref_scenes import displaced
 from tests.verification.looks import classes, found
 
@@ -83,6 +85,19 @@ def test_another_size_than_what_was_put(store: EncryptedStore) -> None:
     assert (finding.what, finding.detail) == (FindingClass.OBJECT_SIZE, "19 bytes, not 7")
     # Of what knowledge-fs has put, it is not known.
     SecretObject.objects.filter(pk=ref_of(one)).update(size=None)
+    assert wrong(read()) == []
+
+
+def test_a_key_that_is_not_there_any_more(store: EncryptedStore, kfs_settings: Any) -> None:
+    """The object is whole: nothing has to be restored but the key."""
+    (one,), old = sources(1), settings.KEYS
+    kfs_settings(KEYS=[NEW])
+    (finding,) = read().findings.listed()
+    assert (finding.what, finding.ref) == (FindingClass.OBJECT_KEY_UNKNOWN, ref_of(one))
+    assert finding.detail == SecretObject.objects.get(pk=ref_of(one)).key_id
+    todo = what_to_do(finding, str)
+    assert todo == "put this key back into KFS_CREDENTIALS['KEYS'], behind the others"
+    kfs_settings(KEYS=[NEW, *old])
     assert wrong(read()) == []
 
 
@@ -242,6 +257,23 @@ def test_a_run_for_a_tenant_says_nothing_about_the_others(
     assert read().read == 3
     assert read(tenant="tenant-a").read == 3
     assert read(tenant="tenant-b").read == 0
+
+
+def test_a_run_that_looked_for_something_else_is_not_taken_up(
+    store: EncryptedStore, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has passed over what this one is to find."""
+    monkeypatch.setattr(deep, "AT_A_TIME", 2)
+    refs = sorted(ref_of(source) for source in sources(6))
+    path_of(store, secrets_directory, refs[0]).write_bytes(b"")
+    with pytest.raises(Stopped):
+        Reading("default", classes=[FindingClass.OBJECT_MISSING], progress=stop_after(2)).run()
+    cut = deep.cut_short("default")
+    assert cut is not None
+    assert cut.classes == ["object_missing"]
+    reading = read()
+    assert [(what, ref) for what, ref, _ in wrong(reading)] == [("object_damaged", refs[0])]
+    assert reading.read == 6
 
 
 # A sample, a rate, and a store that fails.

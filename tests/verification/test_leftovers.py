@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from io import StringIO
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 
 from kfs_credentials import services
+from kfs_credentials.models import Event, Source, SourceCredentialBackfill
+from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.verification import leftovers
 from kfs_credentials.verification.findings import FindingClass
 from kfs_credentials.verification.leftovers import Leftovers, look_at_heap, look_at_history
 from tests.cleanup.rows import in_database, make_source
+from tests.factories import SourceFactory
 from tests.management.rows import JobFactory
 from tests.verification.looks import found
 
@@ -31,6 +36,83 @@ def test_nothing_was_moved_yet() -> None:
     assert look.rewritten
     assert look.lines() == ["Old plaintext: nothing was moved yet."]
     assert look.statements == []
+
+
+def test_refs_that_came_with_their_sources() -> None:
+    """Whether there ever was plaintext beside them is not known."""
+    make_source()
+    look = look_at_heap("default")
+    assert look.rewritten is None
+    assert look.as_json()["rewritten"] is None
+    assert look.statements == []
+    assert (
+        ": no job and no event tells that any was removed (there was none, or they are gone), not " in look.lines()[0]
+    )
+    rewrite()
+    look = look_at_heap("default")
+    assert look.rewritten is None
+    assert "(there was none, or they are gone), rewritten since " in look.lines()[0]
+    assert "What was removed later" not in look.lines()[0]
+
+
+def rotated(source: Source) -> None:
+    services.rotate_credentials(tenant="tenant-a", source_id=source.pk, credentials={"token": "new"})
+
+
+def revoked(source: Source) -> None:
+    services.revoke_credentials(tenant="tenant-a", source_id=source.pk)
+
+
+def moved(_: Source) -> None:
+    call_command("run_credential_backfill", verbosity=0, stdout=StringIO())
+
+
+def moved_and_deleted(source: Source) -> None:
+    moved(source)
+    services.delete_source(tenant="tenant-a", source_id=source.pk)
+    assert not SourceCredentialBackfill.objects.exists()
+
+
+def moved_deleted_and_forgotten(source: Source) -> None:
+    moved_and_deleted(source)
+    LedgerRow.objects.all().delete()
+
+
+@pytest.mark.parametrize("remove", [rotated, revoked, moved, moved_and_deleted, moved_deleted_and_forgotten])
+def test_whoever_removes_plaintext_leaves_it_in_the_table(remove: Callable[[Source], None]) -> None:
+    source = SourceFactory.create()
+    assert look_at_heap("default").rewritten
+    remove(source)
+    look = look_at_heap("default")
+    assert look.last_removed_at is not None
+    assert look.rewritten is False
+    assert look.statements
+    rewrite()
+    assert look_at_heap("default").rewritten
+
+
+def test_what_a_look_has_seen_outlives_the_event_that_told_of_it() -> None:
+    revoked(SourceFactory.create())
+    seen = look_at_heap("default").last_removed_at
+    in_database("DELETE FROM kfs_credentials_event")
+    look = look_at_heap("default")
+    assert (look.last_removed_at, look.rewritten) == (seen, False)
+
+
+def test_services_note_what_they_remove_and_nothing_else() -> None:
+    legacy, bare = SourceFactory.create(), SourceFactory.create(bare=True)
+    null = SourceFactory.create(bare=True)
+    in_database("""UPDATE sources SET metadata = '{"credentials": null}' WHERE id = %s""", null.pk)
+    for source in (legacy, bare, null):
+        rotated(source)
+        rotated(source)
+        revoked(source)
+    gone = SourceFactory.create()
+    revoked(gone)
+    noted = Event.objects.filter(kind="scrubbed").order_by("id").values_list("source_id", "credential_ref", "detail")
+    (first, ref, why), second = noted
+    assert (first, why, second) == (legacy.pk, None, (gone.pk, None, None))
+    assert LedgerRow.objects.get(credential_ref=ref).source_id == legacy.pk
 
 
 def test_not_rewritten_yet_then_rewritten_and_moved_again() -> None:
@@ -69,7 +151,7 @@ def test_what_was_removed_between_the_last_look_and_the_rewrite_is_not_known_to_
 def test_what_else_may_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
     move()
     last = look_at_heap("default").lines()[-1]
-    assert last.startswith("It is also in WAL until that is recycled (archive_mode is off; 0 replication slots)")
+    assert last.startswith("What was removed is also in WAL until that is recycled (archive_mode is off; 0 replication")
     assert last.endswith("Nothing here can look there.")
     known = look_at_heap("default").as_json()
     assert (known["archive_mode"], known["replication_slots"], known["standbys"]) == (False, 0, 0)

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from kfs_credentials.crypto import Scope, new_ref, object_name
-from kfs_credentials.errors import SecretNotFound
-from kfs_credentials.models import Event, SecretObject
+from kfs_credentials.errors import BindingBroken, BindingProblem, SecretNotFound, WorkersPaused
+from kfs_credentials.models import Binding, Event, SecretObject
+from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
+from kfs_credentials.pause import pause_workers
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.verification import objects
 from kfs_credentials.verification.findings import FindingClass
 from kfs_credentials.verification.objects import Listing
-from tests.cleanup.rows import add_ref, add_secret, make_source, put_late, ref_of
+from tests.cleanup.rows import add_ref, add_secret, make_source, name_ref, put_late, ref_of
 from tests.management.rows import ledger_row
+from tests.verification.looks import elsewhere
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -150,9 +153,128 @@ def test_never_one_that_gets_its_row_right_before(
     assert (listing.erased, name in set(store.list())) == (0, True)
 
 
-def test_what_a_writer_that_died_has_left_has_an_age_too(store: EncryptedStore, secrets_directory: Path) -> None:
+def forget(ref: str) -> None:
+    """Take its rows away, as a ledger that was restored from an older copy."""
+    LedgerRow.objects.filter(credential_ref=ref).delete()
+    SecretObject.objects.filter(pk=ref).delete()
+
+
+def test_never_one_that_a_source_names(store: EncryptedStore, secrets_directory: Path) -> None:
+    """The ledger does not know it yet: the cleanup would register it."""
+    source = make_source()
+    nobodys = unknown(store, secrets_directory)
+    name = object_name(ref_of(source), prefix=store.prefix)
+    os.utime(secrets_directory / name, (0, 0))
+    forget(ref_of(source))
+    assert details(look()) == [
+        ("object_unknown", f"default: {nobodys}"),
+        ("object_unregistered", f"default: {name}"),
+    ]
+    listing = look(erase=True)
+    assert (listing.erased, list(store.list())) == (1, [name])
+    why = "not erased: a source names it"
+    assert details(listing) == [("object_unregistered", f"default: {name} ({why})")]
+
+
+def test_never_one_that_a_source_names_right_before(
+    store: EncryptedStore, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_source()
+    ref = ref_of(source)
+    name = object_name(ref, prefix=store.prefix)
+    os.utime(secrets_directory / name, (0, 0))
+    forget(ref)
+    name_ref(source, None)
+    real = Listing._age
+
+    def then_named(self: Listing, store: Any, name: str) -> Any:
+        name_ref(source, ref)
+        return real(self, store, name)
+
+    monkeypatch.setattr(Listing, "_age", then_named)
+    listing = look(erase=True)
+    assert (listing.erased, list(store.list())) == (0, [name])
+    why = "not erased: the store, the ledger or a source keeps it"
+    assert details(listing) == [("object_unknown", f"default: {name} ({why})")]
+
+
+def test_nothing_is_erased_while_the_workers_are_paused(
+    store: EncryptedStore, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch, kfs_settings: Any
+) -> None:
+    make_source()
+    for _ in range(3):
+        unknown(store, secrets_directory)
+    real = Listing._erase
+
+    def then_paused(self: Listing, *arguments: Any) -> Any:
+        erased = real(self, *arguments)
+        pause_workers("default", by="somebody", reason="a restore is under way")
+        return erased
+
+    kfs_settings(BATCH_SIZE=1)
+    monkeypatch.setattr(Listing, "_erase", then_paused)
+    listing = Listing("default", erase=True)
+    with pytest.raises(WorkersPaused, match=r"paused by somebody at .*: a restore is under way"):
+        listing.run()
+    assert listing.erased == 1
+    assert len(list(store.list())) == 3
+
+
+def test_each_batch_begins_a_new_epoch(store: EncryptedStore, secrets_directory: Path) -> None:
+    """Of a database that is restored from an older copy, the store tells."""
+    make_source()
+    before = Binding.objects.get().epoch
+    look(erase=True)
+    assert Binding.objects.get().epoch == before
+    unknown(store, secrets_directory)
+    assert look(erase=True).erased == 1
+    assert Binding.objects.get().epoch == before + 1
+
+
+def test_a_store_that_is_exchanged_right_before_keeps_its_objects(
+    store: EncryptedStore, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at through the handle by which they would be erased."""
+    make_source()
     name = unknown(store, secrets_directory)
-    (secrets_directory / name).rename(secrets_directory / f"{name}.tmp")
+    real = EncryptedStore._delete_named
+
+    def exchanged(self: EncryptedStore, names: Any, **options: Any) -> Any:
+        (secrets_directory / self._probe_name).unlink()
+        return real(self, names, **options)
+
+    monkeypatch.setattr(EncryptedStore, "_delete_named", exchanged)
+    with pytest.raises(BindingBroken) as raised:
+        look(erase=True)
+    assert raised.value.problem is BindingProblem.NO_PROBE
+    assert name in set(store.list())
+
+
+def test_what_was_erased_is_written_down_whatever_is_found_out_after_it(
+    store: EncryptedStore, secrets_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_source()
+    unknown(store, secrets_directory)
+    real = EncryptedStore._delete_named
+
+    def then_restored(self: EncryptedStore, names: Any, **options: Any) -> Any:
+        outcomes = real(self, names, **options)
+        elsewhere(("UPDATE kfs_credentials_binding SET epoch = epoch - %s", 1))
+        return outcomes
+
+    monkeypatch.setattr(EncryptedStore, "_delete_named", then_restored)
+    with pytest.raises(BindingBroken) as raised:
+        look(erase=True)
+    assert raised.value.problem is BindingProblem.OLD_DATABASE
+    assert Event.objects.get(kind="erased").detail == "1 objects without a ledger row, in store default"
+
+
+@pytest.mark.parametrize("leftover", [".tmp", ".new"])
+def test_what_a_writer_that_died_has_left_has_an_age_too(
+    store: EncryptedStore, secrets_directory: Path, leftover: str
+) -> None:
+    name = unknown(store, secrets_directory)
+    (secrets_directory / name).rename(secrets_directory / f"{name}{leftover}")
     assert [what for what, _ in details(look())] == ["object_unknown"]
     listing = look(erase=True)
     assert (listing.erased, list(store.list())) == (1, [])

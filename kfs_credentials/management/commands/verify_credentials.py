@@ -19,6 +19,7 @@ from kfs_credentials.errors import (
     ImproperlyPrepared,
     KfsCredentialsError,
     StoreUnavailable,
+    WorkersPaused,
 )
 from kfs_credentials.management.confirmation import add_yes_argument, confirm
 from kfs_credentials.management.options import (
@@ -141,6 +142,12 @@ A deep run that was cut short goes on where it was. It is safe to run this again
                 "objects; --restart begins anew.",
                 str,
             )
+        if run.given_up is not None:
+            self.stderr.write(
+                f"Begins anew: the deep run of {run.given_up.begun_at:%Y-%m-%d %H:%M} UTC, which was cut short after "
+                f"{run.given_up.read:,} objects, looked for other classes.",
+                str,
+            )
         progress = Progress(
             self.stderr,
             run.count_left,
@@ -155,6 +162,8 @@ A deep run that was cut short goes on where it was. It is safe to run this again
                 run.run()
             except StoreUnavailable as error:
                 code, problem = Exit.UNKNOWN, f"the secret store is out of reach: {error}"
+            except WorkersPaused as error:
+                code, problem = Exit.NOT_FINISHED, f"nothing is erased while the workers are {error}"
             except KfsCredentialsError as error:
                 code, problem = Exit.WRONG_USE, str(error)
             except (DatabaseError, InterfaceError) as error:
@@ -233,6 +242,7 @@ A deep run that was cut short goes on where it was. It is safe to run this again
         return {
             "looked_at": run.looked_at,
             "scrubbed": run.verification.scrubbed,
+            "unswept": run.verification.unswept,
             "erased_objects": run.listing.erased,
             "resumed": run.resumed is not None,
             "stores_not_listed": run.listing.not_listed,
@@ -258,6 +268,11 @@ A deep run that was cut short goes on where it was. It is safe to run this again
             if (more := run.findings.counts[what] - len(shown)) > 0:
                 self.stdout.write(f"  and {more:,} more: --format json lists up to 1,000 of a class")
             self.stdout.write("")
+        if unswept := run.verification.unswept:
+            self.stdout.write(
+                f"{counted(unswept, 'ref')} that no source names any more, and that the cleanup's next sweep retires: "
+                "no finding, while sweeps are made."
+            )
         for alias in run.listing.not_listed:
             self.stdout.write(f"Store '{alias}' cannot list its objects: nothing can be said about unknown ones.")
         for line in run.leftovers.lines() if run.leftovers is not None else ():

@@ -28,8 +28,12 @@ WITH item AS (
   WHERE ledger.credential_ref = source.ref AND ledger.source_id = source.id AND ledger.state = 'candidate'
   RETURNING ledger.credential_ref, ledger.tenant_id, ledger.knowledge_space_id, ledger.source_id
 ), event AS (
-  INSERT INTO kfs_credentials_event (created_at, kind, actor, credential_ref, tenant_id, knowledge_space_id, source_id)
-  SELECT statement_timestamp(), 'activated', %(actor)s, credential_ref, tenant_id, knowledge_space_id, source_id
+  -- The detail says that plaintext was removed with it: an event of its own for that would cost every move some time.
+  INSERT INTO kfs_credentials_event (
+    created_at, kind, actor, credential_ref, tenant_id, knowledge_space_id, source_id, detail
+  )
+  SELECT statement_timestamp(), 'activated', %(actor)s, credential_ref, tenant_id, knowledge_space_id, source_id,
+    %(detail)s
   FROM ledger
 ), job AS (
   UPDATE source_credential_backfills job SET

@@ -1,6 +1,7 @@
 -- What lies in clear in the credentials of sources, and the ref beside it, if there is one: whether the ledger has that as
 -- theirs and active, and where its object lies. Values come only as far as the batch may hold them; the sources beyond
--- are left for the next call. Locks nothing.
+-- are left for the next call. Of a value that no batch can hold comes its SHA-256, by which lock.sql tells whether it is
+-- the same still. Locks nothing.
 WITH found AS (
   SELECT src.id, space.tenant_id, src.knowledge_space_id, src.version, src.credential_ref,
     jsonb_typeof(src.metadata -> 'credentials') AS shape,
@@ -23,7 +24,9 @@ WITH found AS (
   FROM found
 )
 SELECT id, tenant_id, knowledge_space_id, version, credential_ref, shape,
-  CASE WHEN size <= %(bytes)s THEN credentials END, in_use, store, leaving
+  CASE WHEN size <= %(bytes)s THEN credentials END,
+  CASE WHEN size > %(bytes)s THEN sha256(convert_to(credentials, 'UTF8')) END,
+  in_use, store, leaving
 FROM measured
 WHERE before < %(bytes)s
 ORDER BY id

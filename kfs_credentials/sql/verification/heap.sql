@@ -1,5 +1,7 @@
 -- Which file the table sources lies in now (another one after it was rewritten), when the database says it is, what its
--- statements would name, and what else may hold what was in it.
+-- statements would name, what else may hold what was in it, when plaintext was last removed from it, and whether a ref may
+-- ever have been in use. Jobs go with their sources, and events when EVENT_RETENTION is over: the one knows of what the
+-- other does not.
 SELECT pg_relation_filenode('sources'::regclass)::text, statement_timestamp(), 'sources'::regclass::text,
   pg_size_pretty(pg_total_relation_size('sources'::regclass)),
   current_setting('archive_mode'),
@@ -10,5 +12,12 @@ SELECT pg_relation_filenode('sources'::regclass)::text, statement_timestamp(), '
       SELECT updated_at FROM source_credential_backfills
       WHERE run_state = 'succeeded' AND lease_expires_at IS NULL ORDER BY updated_at DESC LIMIT 1
     ) job),
-    (SELECT max(event.created_at) FROM kfs_credentials_event event WHERE event.kind = 'scrubbed')
-  )
+    (SELECT max(event.created_at) FROM kfs_credentials_event event WHERE event.kind = 'scrubbed'),
+    (SELECT max(event.created_at) FROM (
+      SELECT created_at FROM kfs_credentials_event WHERE kind = 'activated' AND detail = 'backfill'
+      ORDER BY created_at DESC LIMIT 1
+    ) event)
+  ),
+  EXISTS (SELECT FROM sources WHERE credential_ref IS NOT NULL)
+    OR EXISTS (SELECT FROM source_secret_lifecycle_refs WHERE state NOT IN ('staged', 'candidate'))
+    OR EXISTS (SELECT FROM kfs_credentials_event WHERE kind IN ('activated', 'adopted', 'rescued', 'restored'))

@@ -1,5 +1,7 @@
 -- A page of the ledger, in the order of the refs: what is active has its source, and what is not final has its next move
 -- at a known time, or waits for a person with a reason. Returns as named.sql does. Locks nothing.
+-- A source that is deleted by others than services leaves its ref active until the next sweep: that is no problem while
+-- sweeps are made (`sweeps`: so far apart, at the most), and `unswept`.
 WITH page AS MATERIALIZED (
   SELECT ledger.*,
     (%(tenant)s::text IS NULL OR ledger.tenant_id = %(tenant)s)
@@ -19,7 +21,14 @@ WITH page AS MATERIALIZED (
         SELECT FROM sources src
         WHERE src.credential_ref = page.credential_ref
           AND (src.id, src.knowledge_space_id) = (page.source_id, page.knowledge_space_id)
-      ) THEN 'ref_unnamed'
+      ) THEN CASE
+        WHEN EXISTS (SELECT FROM sources src WHERE src.credential_ref = page.credential_ref) THEN 'ref_unnamed'
+        WHEN EXISTS (
+          SELECT FROM kfs_credentials_round round
+          WHERE round.name = 'sweep' AND round.covers_until > statement_timestamp() - %(sweeps)s
+        ) THEN 'unswept'
+        ELSE 'ref_unnamed'
+      END
       WHEN page.state IN ('staged', 'candidate', 'active')
         AND (page.delete_attempts > 0 OR object.first_claimed_at IS NOT NULL) THEN 'ref_claimed'
       WHEN page.state = 'retired' AND page.next_delete_at IS NULL
