@@ -138,8 +138,8 @@ def test_an_object_that_is_erased_while_it_is_put_again_is_unavailable(
     store.put(SCOPE, ref, VALUE)
     read = DurableFileStorage.read
 
-    def read_and_erase(storage: DurableFileStorage, name: str) -> bytes:
-        content = read(storage, name)
+    def read_and_erase(storage: DurableFileStorage, name: str, **keywords: Any) -> bytes:
+        content = read(storage, name, **keywords)
         (location / name).unlink()
         return content
 
