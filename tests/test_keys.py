@@ -13,6 +13,7 @@ from django.core.checks import CheckMessage
 from django.db import connection
 
 from kfs_credentials import services
+from kfs_credentials.audit import acting_as
 from kfs_credentials.backfill import Backfill
 from kfs_credentials.backfill_worker import BackfillWorker
 from kfs_credentials.batch import Move
@@ -65,7 +66,8 @@ def _old_ring(bound: None, request: pytest.FixtureRequest, kfs_settings: Change)
 
 
 def close(key_id: str = OLD_ID, primary: str = NEW_ID) -> None:
-    close_keys("default", [key_id], by="tests", primary=primary)
+    with acting_as("somebody"):
+        close_keys("default", [key_id], by="tests", primary=primary)
 
 
 def refused(work: Callable[[], object]) -> None:
@@ -91,9 +93,9 @@ def test_closing_is_noted_with_who_did_it_and_once() -> None:
     assert ClosedKey.objects.values_list("key_id", flat=True).get() == NEW_ID
     events = Event.objects.order_by("id").values_list("kind", "actor", "detail", "credential_ref")
     assert list(events) == [
-        (EventKind.KEY_CLOSED, "tests", OLD_ID, None),
-        (EventKind.KEY_CLOSED, "tests", NEW_ID, None),
-        (EventKind.KEY_OPENED, "tests", OLD_ID, None),
+        (EventKind.KEY_CLOSED, "somebody", OLD_ID, None),
+        (EventKind.KEY_CLOSED, "somebody", NEW_ID, None),
+        (EventKind.KEY_OPENED, "somebody", OLD_ID, None),
     ]
 
 
