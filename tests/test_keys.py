@@ -40,7 +40,7 @@ from tests.factories import SourceFactory
 from tests.invariants import check_invariants
 from tests.keys import NEW, NEW_ID, OLD, OLD_ID, Change, noted, sealed
 from tests.management.rows import JobFactory, RefFactory, table_contents
-from tests.services.conftest import after_put, create, put, resolve, rotate
+from tests.services.conftest import after_put, before_statement, create, elsewhere, put, resolve, rotate
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("secrets_directory")]
 
@@ -246,6 +246,31 @@ def test_a_repeated_call_seals_anew_what_is_there_under_a_closed_key(
     assert sealed(files()) == {NEW_ID: 1, OLD_ID: 1}
 
 
+@pytest.mark.parametrize("what", ["create", "rotate"])
+def test_a_key_that_is_closed_right_before_a_repeated_call_activates(
+    store: EncryptedStore, kfs_settings: Change, files: Files, what: str
+) -> None:
+    """It was open when the call looked: what lies there is sealed anew then, and comes into use."""
+    source = make_source()
+    space = source.knowledge_space
+
+    def call() -> Source:
+        return create(space, operation_id="again") if what == "create" else rotate(source, operation_id="again")
+
+    last_step = "_Insertion" if what == "create" else "point"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services, last_step, lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            call()
+    kfs_settings(KEYS=[NEW, OLD])
+    with before_statement("pg_advisory_xact_lock_shared", lambda: elsewhere(close)):
+        made = call()
+    assert SecretObject.objects.get(pk=ref_of(made)).key_id == NEW_ID
+    assert sealed(files()) == {NEW_ID: 1, OLD_ID: 1}
+    kfs_settings(KEYS=[NEW])
+    assert resolve(made) == {"token": "made-up-old" if what == "create" else "made-up-new"}
+
+
 def test_a_repeated_call_notes_under_which_key_it_found_the_secret(store: EncryptedStore, kfs_settings: Change) -> None:
     """The key is not closed: the object stays as it is, and what is noted is the truth."""
     source = make_source()
@@ -358,6 +383,19 @@ def test_a_key_that_still_holds_something_may_not_go(store: EncryptedStore, kfs_
     # Not without --deploy: a web process starts nevertheless.
     kfs_settings(KEYS=[NEW])
     assert checks.run_checks(tags=["kfs_credentials"]) == []
+
+
+def test_refs_in_use_under_unknown_keys_are_a_warning(store: EncryptedStore) -> None:
+    """What the Node service has put; what is to be erased can wait."""
+    for situation in ("active", "retired"):
+        add_secret(store, None, situation)
+    (message,) = deployed()
+    assert (message.id, message.level) == ("kfs_credentials.W014", checks.WARNING)
+    assert message.msg == "Of 1 ref(s) in use in DATABASES['default'] it is not known under which key they are sealed."
+    assert message.hint == (
+        "`manage.py reencrypt_secrets` finds out, and moves them to the first key. Until then, remove no key from "
+        "KFS_CREDENTIALS['KEYS']."
+    )
 
 
 def test_a_database_that_is_not_migrated_is_a_warning() -> None:

@@ -16,6 +16,7 @@ from kfs_credentials.models import (
     SecretObject,
 )
 from kfs_credentials.stores import secret_stores
+from kfs_credentials.stores.base import Probe
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.bound import bind_at_once
 from tests.cleanup.rows import add_secret, make_source
@@ -143,6 +144,9 @@ def test_one_store_of_several(run: Run, tmp_path: Path, new_first: Callable[[], 
     left = f"Keep for now: key {OLD_ID} (1 left)."
     assert last_line(run(COMMAND, "--store", "other")).startswith(f"1 rewritten, 0 skipped, 0 failed in T s. {left}")
     assert sealed(list(other.rglob("*.enc"))) == {NEW_ID: 1}
+    # Of both: when it is said that a key can go, no probe is under it any more.
+    probes = [secret_stores[alias].read_probe() for alias in ("default", "other")]
+    assert [isinstance(probe, Probe) and probe.key_id for probe in probes] == [NEW_ID, NEW_ID]
     assert last_line(run(COMMAND)) == f"1 rewritten, 1 skipped, 0 failed in T s. {REMOVE}"
     outcome = run(COMMAND, "--store", "nowhere")
     assert (outcome.code, outcome.err.strip()) == (
