@@ -160,7 +160,7 @@ def _binding(using: str, store: str) -> Iterator[CheckMessage]:
 
 @checks.register(TAG, Tags.security, deploy=True)
 def check_held_keys(**_: Any) -> list[CheckMessage]:
-    """E011: a key that secrets are sealed under is missing. W014: of some it is not known under which key they are.
+    """E011: a key that secrets are sealed under is missing. W015: of some it is not known under which key they are.
 
     W012: the database could not be asked.
 
@@ -206,7 +206,7 @@ def _unknown_keys(alias: str, keys: Sequence[HeldKey]) -> Iterator[CheckMessage]
             f"Of {unknown:,} ref(s) in use in DATABASES['{alias}'] it is not known under which key they are sealed.",
             hint="`manage.py reencrypt_secrets` finds out, and moves them to the first key. Until then, remove no key "
             f"from {NAME}['KEYS'].",
-            id="kfs_credentials.W014",
+            id="kfs_credentials.W015",
         )
 
 

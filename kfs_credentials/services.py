@@ -159,10 +159,10 @@ def resolve_credentials(*, tenant: str, source_id: Id, using: str | None = None)
     """Return the credentials of a source: from the store if it has a ref, else in clear while LEGACY_READS is True.
 
     Raises `SourceNotFound`; `NoCredentials` if there are none, or none that may be read; `InvalidCredentials` if those
-    in clear are nested too deep; `SecretNotFound`, `SecretIntegrityError`, `StoreUnavailable`, `StoreDenied`,
-    `StoreMisconfigured`, which it is too if the secret cannot be read since this is not the store that it was put into
-    (`BindingBroken`). Never returns None, part of a secret, or ciphertext. Locks nothing; works inside a
-    transaction, which then stays open while the store answers.
+    in clear are nested too deep; `SecretNotFound`, `SecretIntegrityError`, `SecretStoreError` itself if the store does
+    not give out this one secret; `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, which it is too if the secret
+    cannot be read since this is not the store that it was put into (`BindingBroken`). Never returns None, part of a
+    secret, or ciphertext. Locks nothing; works inside a transaction, which then stays open while the store answers.
     """
     using = _writer(using)
     source = own_id(tenant, source_id, SourceNotFound())

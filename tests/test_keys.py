@@ -390,7 +390,7 @@ def test_refs_in_use_under_unknown_keys_are_a_warning(store: EncryptedStore) -> 
     for situation in ("active", "retired"):
         add_secret(store, None, situation)
     (message,) = deployed()
-    assert (message.id, message.level) == ("kfs_credentials.W014", checks.WARNING)
+    assert (message.id, message.level) == ("kfs_credentials.W015", checks.WARNING)
     assert message.msg == "Of 1 ref(s) in use in DATABASES['default'] it is not known under which key they are sealed."
     assert message.hint == (
         "`manage.py reencrypt_secrets` finds out, and moves them to the first key. Until then, remove no key from "
