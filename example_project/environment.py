@@ -134,8 +134,8 @@ def _reader(default: object) -> Callable[[str], Any]:
     """Return how a setting with this default is read from text."""
     if isinstance(default, bool):
         return _boolean
-    if isinstance(default, int):
-        return int
+    if isinstance(default, int | str):
+        return type(default)
     return json.loads if isinstance(default, dict) else float
 
 

@@ -116,6 +116,9 @@ class BackfillWorker(Worker):
         except WorkersPaused as pause:
             self._pause = pause
             return None
+        except StoreUnavailable as error:  # it is being bound at this moment
+            self._wait_for_store(error, lambda: None)
+            return None
         self._was_paused = False
         if batch is not None:
             self.taken += len(batch.items)

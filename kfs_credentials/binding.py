@@ -18,31 +18,41 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from django.db import ProgrammingError
+from psycopg.errors import InsufficientPrivilege
 
 from kfs_credentials import sql
-from kfs_credentials.audit import acting_as, record_act
+from kfs_credentials.audit import record_act
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import Credentials, Scope, new_ref
 from kfs_credentials.errors import (
     BindingBroken,
     BindingProblem,
+    ImproperlyPrepared,
+    InvalidKey,
     LeaseLost,
     SecretIntegrityError,
+    SecretStoreError,
     StoreUnavailable,
 )
+from kfs_credentials.keys import refuse_closed
 from kfs_credentials.leases import Lease
 from kfs_credentials.models import Binding, EventKind
 from kfs_credentials.models.binding import BindingQuerySet
 from kfs_credentials.stores import Address, secret_stores
-from kfs_credentials.stores.base import Probe, Sighting
+from kfs_credentials.stores.base import Call, Probe, Sighting
 from kfs_credentials.transactions import pause_before_try, short_transaction
 
+T = TypeVar("T")
+
 COMMAND = "bind_secret_store"
-LOOKS = 3
+LOOK_UP_EVERY = 0.25
+"""Seconds after which whoever waits looks up, at most."""
 ADVANCING = 10.0
 """Seconds that an advance of the epoch may take; after a worker that died in it, others wait as long."""
 
@@ -58,6 +68,10 @@ EXPLANATIONS = {
     BindingProblem.CLONE: (
         "this database is a copy of the one that the store is bound to, or has moved to another server",
         "Give a copy a store of its own, and bind it to that one; if the database has moved, bind it again",
+    ),
+    BindingProblem.ENVIRONMENT: (
+        "the store was bound in another environment than KFS_CREDENTIALS['ENVIRONMENT'] says",
+        "Give a copy a store of its own, and bind it to that one; if the environment was renamed, bind it again",
     ),
     BindingProblem.NO_PROBE: (
         "the store does not show that it is this database's: it is another directory or bucket, or is not mounted",
@@ -97,22 +111,29 @@ class Known(NamedTuple):
 
     store: str
     environment_id: uuid.UUID
+    environment: str
     system_identifier: str
     database_oid: int
     epoch: int
+    shown_epoch: int
+    """What the store has shown for certain: the epoch, or the one before while an advance is not finished."""
     is_confirmed: bool
     is_here: bool
     """Whether it was made in this very database."""
+    is_leased: bool
+    """Whether somebody is advancing the epoch, or binding the store, at this moment."""
 
     @property
     def probe(self) -> Probe:
         """The other half, as it has to be."""
-        return Probe(self.environment_id, self.system_identifier, self.database_oid, self.epoch)
+        return Probe(self.environment_id, self.environment, self.system_identifier, self.database_oid, self.epoch)
 
     def problem(self) -> BindingProblem | None:
         """Return what is wrong with this half by itself."""
         if not self.is_here:
             return BindingProblem.CLONE
+        if self.environment != settings.ENVIRONMENT:
+            return BindingProblem.ENVIRONMENT
         return None if self.is_confirmed else BindingProblem.UNCONFIRMED
 
     def problem_with(self, seen: Sighting) -> BindingProblem | None:
@@ -123,13 +144,25 @@ class Known(NamedTuple):
             return BindingProblem.UNREADABLE
         if replace(seen, epoch=self.epoch) != self.probe:
             return BindingProblem.OTHER
-        return BindingProblem.OLD_STORE if seen.epoch < self.epoch - 1 else None
+        return BindingProblem.OLD_STORE if seen.epoch < self.shown_epoch else None
 
 
 def known(using: str, store: str) -> Known | None:
-    """Return the database's half of the binding of a store, None if it is not bound. One statement, no lock."""
-    found = sql.query(using, "binding/read", store=store)
-    return Known(store, *found[0]) if found else None
+    """Return the database's half of the binding of a store, None if it is not bound. One statement, no lock.
+
+    Raises `ImproperlyPrepared` if this role may not ask which server this is.
+    """
+    try:
+        found = sql.query(using, "binding/read", store=store)
+    except ProgrammingError as error:
+        if not isinstance(error.__cause__, InsufficientPrivilege):
+            raise
+    else:
+        return Known(store, *found[0]) if found else None
+    raise ImproperlyPrepared(
+        f"This role of the database '{using}' may not ask which server it is on, or which store is bound to it: "
+        "GRANT EXECUTE ON FUNCTION pg_control_system() to it, and SELECT on kfs_credentials_binding."
+    )
 
 
 def _sound(using: str, store: str) -> Known:
@@ -138,6 +171,8 @@ def _sound(using: str, store: str) -> Known:
     if half is None:
         raise broken(BindingProblem.UNBOUND, store)
     if problem := half.problem():
+        if problem is BindingProblem.UNCONFIRMED and half.is_leased:
+            raise StoreUnavailable(f"secret store '{store}' is being bound at this moment")
         raise broken(problem, store)
     return half
 
@@ -153,7 +188,10 @@ class Watch:
 
     @classmethod
     def begin(cls, using: str, store: str) -> Watch:
-        """Read the database's half, in the transaction that claims. Raises `BindingBroken`."""
+        """Read the database's half, in the transaction that claims. Raises `BindingBroken`.
+
+        And `StoreUnavailable` while somebody is binding the store.
+        """
         return cls(using, _sound(using, store))
 
     def look(self, seen: Sighting) -> None:
@@ -177,22 +215,20 @@ def check_bound(using: str, store: str) -> Watch:
 
     Raises what the store raises, too.
     """
-    looks = 0
-    while True:
-        # The store first: then no epoch that begins meanwhile makes it look newer than the database.
-        seen = secret_stores[store].read_probe()
-        watch = Watch.begin(using, store)
-        looks += 1
-        try:
-            watch.look(seen)
-        except BindingBroken as error:
-            # Several epochs may have begun since the store was looked at.
-            if error.problem is not BindingProblem.OLD_STORE or looks == LOOKS:
-                raise
-        else:
-            if watch.epoch > watch.half.epoch:
-                raise broken(BindingProblem.OLD_DATABASE, store)
-            return watch
+    watch = Watch.begin(using, store)
+    seen = secret_stores[store].read_probe()
+    try:
+        watch.look(seen)
+    except BindingBroken as error:
+        # Somebody may have bound the store anew since the row was read.
+        again = Watch.begin(using, store)
+        if error.problem is not BindingProblem.OTHER or again.half.environment_id == watch.half.environment_id:
+            raise
+        watch = again
+        watch.look(seen)
+    if watch.epoch > watch.half.epoch:
+        watch.end()  # epochs may have begun since the row was read; else the database was restored
+    return watch
 
 
 def ensure_bound(using: str, store: str) -> Watch:
@@ -209,6 +245,17 @@ def ensure_bound(using: str, store: str) -> Watch:
     return check_bound(using, store)
 
 
+def store_problem(using: str, store: str) -> str | None:
+    """Return why nothing may be put into this store or erased there, or why that is not known; None if it may be."""
+    try:
+        check_bindable(using, store)
+    except BindingBroken as error:
+        return str(error)
+    except (InvalidKey, SecretStoreError) as error:
+        return f"secret store '{store}' could not be looked at: {error}"
+    return None
+
+
 def check_bindable(using: str, store: str) -> None:
     """Raise `BindingBroken` where `ensure_bound` would. Changes nothing."""
     found = survey(using, store)
@@ -219,26 +266,35 @@ def check_bindable(using: str, store: str) -> None:
 
 def _bind_first(using: str, store: str) -> None:
     """Bind a database without live refs to a store without a probe, with any number of processes at once."""
-    seen = secret_stores[store].read_probe()
+    opened = secret_stores[store]
+    seen = opened.read_probe()
     with short_transaction(using):
         ((has_live_refs,),) = sql.query(using, "binding/has_live_refs", store=store)
         if not has_live_refs and seen is None:
-            sql.query(using, "binding/propose", store=store, environment=uuid.uuid4(), by="first use")
+            refuse_closed(using)
+            named = {"id": uuid.uuid4(), "environment": settings.ENVIRONMENT}
+            sql.query(using, "binding/propose", store=store, by="first use", **named)
         half = known(using, store)
     if half is None:
         raise broken(_unbound(seen, has_live_refs=has_live_refs), store)
     if half.is_confirmed or not half.is_here:
         return
-    if seen != half.probe:
-        if has_live_refs or half.epoch:
-            raise broken(BindingProblem.UNCONFIRMED, store)
-        secret_stores[store].create_probe(half.probe)
+    if seen is None and not has_live_refs and not half.epoch:
+        opened.create_probe(half.probe)
+        seen = opened.read_probe()
     # Whoever was first: what the store shows now is compared before anything is put.
-    if secret_stores[store].read_probe() != half.probe:
-        raise broken(BindingProblem.OTHER, store)
+    if problem := _unconfirmed(half, seen):
+        raise broken(problem, store)
     with short_transaction(using):
         if _rows(using, store).filter(environment_id=half.environment_id).confirm():
             record_act(using, EventKind.BOUND, detail=store)
+
+
+def _unconfirmed(half: Known, seen: Sighting) -> BindingProblem | None:
+    """Return what is wrong where the database's half is not confirmed; None if the store has the other one."""
+    if half.epoch or seen is None:
+        return BindingProblem.UNCONFIRMED
+    return half.problem_with(seen)
 
 
 def _unbound(seen: Sighting, *, has_live_refs: bool) -> BindingProblem:
@@ -251,36 +307,40 @@ def _rows(using: str, store: str) -> BindingQuerySet:
     return Binding.objects.using(using).filter(pk=store)
 
 
-def advance(using: str, store: str, *, worker: str) -> Watch:
+def advance(using: str, store: str, *, worker: str, meanwhile: Callable[[], None] = lambda: None) -> Watch:
     """Begin a new epoch on both sides, before a batch is erased; return what to watch while it is.
 
     Takes the lease of the binding's row, and waits for another worker that has it; no transaction is open while the
-    store writes. Raises `BindingBroken`, what the store raises, `StoreUnavailable` if others were at it all the time,
-    and `LeaseLost`. An advance that is cut short leaves the store one epoch behind, and the next one catches up first.
+    store writes. `meanwhile` is called now and then while this waits, and may raise to stop it. Raises `BindingBroken`,
+    what the store raises, `StoreUnavailable` if others were at it all the time, and `KeyClosed`. An advance that is cut
+    short leaves the store one epoch behind, and the next one catches up first.
     """
     opened = secret_stores[store]
     lease = Lease(worker, min(settings.LEASE, ADVANCING), size=1)
-    attempts = _attempts("other workers advance the epoch of the secret store all the time")
+    attempts = _attempts("other workers advance the epoch of the secret store all the time", meanwhile)
     while True:
         half = _sound(using, store)
         watch = Watch(using, half)
-        watch.look(opened.read_probe())
+        watch.look(_answer(opened.start_read_probe(), meanwhile))
         if watch.epoch > half.epoch:
             watch.end()  # the database was restored, or else somebody has begun another epoch since
         elif _leased(using, lease, half, begin=watch.epoch == half.epoch):
             break
         next(attempts)
+    behind = watch.epoch < half.epoch
+    half = half._replace(epoch=half.epoch + 1, shown_epoch=half.epoch)
+    shown = False
     try:
-        if watch.epoch < half.epoch:
-            opened.replace_probe(half.probe, guard=lease.check)
-            with short_transaction(using):
-                if not _rows(using, store).advance(lease):
-                    raise LeaseLost("the lease ran out while the store caught up with the epoch")
-        half = half._replace(epoch=half.epoch + 1)
-        opened.replace_probe(half.probe, guard=lease.check)
+        if behind:
+            _catch_up(using, half, lease, meanwhile)
+        _answer(opened.start_replace_probe(half.probe, guard=lease.check), meanwhile)
+        shown = True
+    except LeaseLost:
+        # Not the lease of the batch: that one is still to be given back.
+        raise StoreUnavailable(f"the secret store did not take a new epoch within {lease.duration:g} s") from None
     finally:
         with short_transaction(using):
-            _rows(using, store).release(lease)
+            _rows(using, store).release(lease, shown=shown)
     return Watch(using, half, epoch=half.epoch)
 
 
@@ -289,15 +349,34 @@ def _leased(using: str, lease: Lease, half: Known, *, begin: bool) -> bool:
     lease.confirmed(time.monotonic())
     with short_transaction(using):
         rows = _rows(using, half.store).filter(epoch=half.epoch, environment_id=half.environment_id)
-        return bool(rows.lease(lease, **({"epoch": half.epoch + 1} if begin else {})))
+        leased = bool(rows.lease(lease, **({"epoch": half.epoch + 1, "shown_epoch": half.epoch} if begin else {})))
+        # Under the row's lock: whoever has closed the key seals the probe anew once this lease is over.
+        refuse_closed(using)
+        return leased
 
 
-def _attempts(message: str) -> Iterator[None]:
+def _catch_up(using: str, half: Known, lease: Lease, meanwhile: Callable[[], None]) -> None:
+    """Let the store show the epoch before this one, which a worker left unfinished, and only then begin this one."""
+    before = replace(half.probe, epoch=half.shown_epoch)
+    _answer(secret_stores[half.store].start_replace_probe(before, guard=lease.check), meanwhile)
+    with short_transaction(using):
+        if not _rows(using, half.store).advance(lease):
+            raise LeaseLost("the lease ran out while the store caught up with the epoch")
+
+
+def _answer(call: Call[T], meanwhile: Callable[[], None]) -> T:
+    while not call.wait(LOOK_UP_EVERY):
+        meanwhile()
+    return call.result()
+
+
+def _attempts(message: str, meanwhile: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Pause between attempts, until even a lease whose worker died has run out; then raise `StoreUnavailable`."""
     until, failures = time.monotonic() + ADVANCING + settings.LOCK_TIMEOUT, 0
     while time.monotonic() < until:
+        meanwhile()
         failures += 1
-        time.sleep(pause_before_try(failures))
+        time.sleep(min(LOOK_UP_EVERY, pause_before_try(failures)))
         yield
     raise StoreUnavailable(message)
 
@@ -321,6 +400,8 @@ def survey(using: str, store: str) -> Survey:
         problem = _unbound(seen, has_live_refs=has_live_refs)
     else:
         problem = half.problem() or half.problem_with(seen)
+        if problem is BindingProblem.UNCONFIRMED:
+            problem = _unconfirmed(half, seen) or problem
         if problem is None and isinstance(seen, Probe) and seen.epoch > half.epoch:
             again = known(using, store)
             if again is None or seen.epoch > again.epoch:
@@ -356,25 +437,29 @@ def bind(using: str, store: str, *, by: str) -> None:
     attempts = _attempts("a worker is advancing the epoch of this store: try again in a minute")
     while (half := _rebound(using, store, seen, lease)) is None:
         next(attempts)
+    shown = False
     try:
-        opened.replace_probe(half.probe, guard=lease.check)
+        opened.start_replace_probe(half.probe, guard=lease.check).result()
+        shown = True
         with short_transaction(using):
             _rows(using, store).filter(environment_id=half.environment_id).confirm()
     finally:
         with short_transaction(using):
-            _rows(using, store).release(lease)
+            _rows(using, store).release(lease, shown=shown)
 
 
 def _rebound(using: str, store: str, seen: Sighting, lease: Lease) -> Known | None:
     """Write a new half, to be confirmed, and lease the row; return it, None if a worker has the lease."""
     lease.confirmed(time.monotonic())
-    with short_transaction(using), acting_as(lease.worker):
+    with short_transaction(using):
+        refuse_closed(using)
         epochs = [half.epoch for half in (known(using, store), seen) if isinstance(half, Known | Probe)]
         bound = sql.query(
             using,
             "binding/bind",
             store=store,
-            environment=uuid.uuid4(),
+            id=uuid.uuid4(),
+            environment=settings.ENVIRONMENT,
             epoch=max(epochs, default=0) + 1,
             by=lease.worker,
             worker=lease.worker_id,

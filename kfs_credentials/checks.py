@@ -21,6 +21,7 @@ from kfs_credentials.errors import (
 )
 from kfs_credentials.keys import held_keys, unknown_in_use
 from kfs_credentials.models import Source
+from kfs_credentials.selection import Selection
 from kfs_credentials.stores import secret_stores
 
 if TYPE_CHECKING:
@@ -208,6 +209,42 @@ def _unknown_keys(alias: str, keys: Sequence[HeldKey]) -> Iterator[CheckMessage]
             f"from {NAME}['KEYS'].",
             id="kfs_credentials.W015",
         )
+
+
+@checks.register(TAG, Tags.security, deploy=True)
+def check_legacy_reads(**_: Any) -> list[CheckMessage]:
+    """E013: LEGACY_READS is off too early. W014: the database could not be asked whether it is.
+
+    What lies in clear without a ref is then read by nobody.
+    """
+    alias = router.db_for_write(Source)
+    try:
+        if settings.LEGACY_READS or connections[alias].vendor != "postgresql":
+            return []
+        rows = Selection.of(alias)
+        left = rows.sources().legacy().filter(rows.is_open()).count()
+    except InvalidSetting:
+        return []  # E001 says so
+    except (DatabaseError, InterfaceError) as error:
+        return [
+            checks.Warning(
+                f"DATABASES['{alias}'] could not be asked whether credentials still lie in clear "
+                f"({type(error).__name__}).",
+                hint="Check again once it can be reached, and is migrated.",
+                id="kfs_credentials.W014",
+            )
+        ]
+    if not left:
+        return []
+    return [
+        Error(
+            f"{NAME}['LEGACY_READS'] is False, and {left:,} source(s) in DATABASES['{alias}'] have credentials in "
+            "clear and no ref: `resolve_credentials` refuses them.",
+            hint="Leave it True until `manage.py run_credential_backfill` has moved them; "
+            "`manage.py credential_status` says what is left.",
+            id="kfs_credentials.E013",
+        )
+    ]
 
 
 def _old_server(alias: str) -> Iterator[CheckMessage]:

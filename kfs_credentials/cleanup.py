@@ -380,10 +380,11 @@ class Cleanup:
         SecretObject.objects.using(self.using).mark(note_claim(self.using, rows), Attention.ERASURE_FAILS)
         return rows.retry_later(RefError.NEEDS_ATTENTION, PARKED_FOR)
 
-    def start_delete(self, erasure: Erasure) -> bool:
+    def start_delete(self, erasure: Erasure, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Start the next store on what it holds of the batch; return False if none is left to ask.
 
-        A new epoch begins before anything is erased. Raises as `binding.advance` does, in transactions of its own.
+        A new epoch begins before anything is erased. Raises as `binding.advance` does, in transactions of its own;
+        `meanwhile`: as there.
         """
         if not (waiting := erasure.waiting):
             return False
@@ -391,7 +392,7 @@ class Cleanup:
         erasure.erasing = [item for item, address in group if address is not None]
         addresses = [address for _, address in group if address is not None]
         if addresses:
-            watch = advance(self.using, waiting[0], worker=self.worker)
+            watch = advance(self.using, waiting[0], worker=self.worker, meanwhile=meanwhile)
             erasure.watches.append(watch)
             store = secret_stores[waiting[0]]
             erasure.call = store.start_delete_many(addresses, guard=erasure.lease.check, look=watch.look)

@@ -20,6 +20,7 @@ from django.db import DatabaseError, InterfaceError
 from kfs_credentials.cleanup import PAGE, PARKED_FOR, Cleanup, Erasure, Outcome, PatrolPosition, SweepPosition
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import (
+    KfsCredentialsError,
     LeaseLost,
     SecretStoreError,
     StoreDenied,
@@ -156,6 +157,8 @@ class CleanupWorker(Worker):
             except StoreUnavailable as error:
                 self._looked = None
                 self._wait_for_store(error, self._renew_in_flight)
+            except WorkersPaused as pause:
+                self._pause = pause
         self._end(End.INTERRUPTED, "interrupted by a signal")
         if self._in_flight is not None:
             erasure, self._in_flight = self._in_flight, None
@@ -171,7 +174,7 @@ class CleanupWorker(Worker):
         try:
             # A row that is leased alone is at work alone: if this process dies, it is held responsible.
             if previous is None or previous.lease.size > 1:
-                taken = self._take(beside=previous is not None)
+                taken = self._take(previous)
         finally:
             # Whatever ended the claim, the batch before it is settled or given back.
             if previous is not None:
@@ -185,8 +188,8 @@ class CleanupWorker(Worker):
             self._repair(ref)
         return previous is not None or taken is not None
 
-    def _take(self, *, beside: bool) -> Erasure | None:
-        """Claim the next batch, and start the store on it. `beside`: another one is at work."""
+    def _take(self, previous: Erasure | None) -> Erasure | None:
+        """Claim the next batch, and start the store on it. `previous`: what is at work besides."""
         if self.stop or self._pace.delay():
             return None
         size = self._pace.batch(self._size)
@@ -196,19 +199,24 @@ class CleanupWorker(Worker):
             return None
         self._pause = None
         try:
-            erasure = self._in_database(lambda: self.steps.claim(size, beside=beside))
+            erasure = self._in_database(lambda: self.steps.claim(size, beside=previous is not None))
         except WorkersPaused as pause:
             self._pause = pause
             return None
         self._was_paused = False
+        if erasure is not None:
+            self._later.update(erasure.in_use)  # whatever keeps this worker from it now
         if erasure is not None and erasure.items:
             self.taken += len(erasure.items)
             self._pace.spend(len(erasure.items))
             self._in_flight = erasure
-            with suppress(LeaseLost):
-                self._start_delete(erasure)
-        if erasure is not None:
-            self._later.update(erasure.in_use)  # whatever keeps this worker from it now
+            try:
+                self._start_delete(erasure, previous)
+            except KfsCredentialsError:
+                # No store is at work on it: nobody has to wait for it, and it must not look as if it had killed us.
+                self._in_flight = None
+                self._give_back(erasure)
+                raise
         return erasure
 
     def _finish(self, erasure: Erasure) -> None:
@@ -247,9 +255,20 @@ class CleanupWorker(Worker):
             pass
         return None
 
-    def _start_delete(self, erasure: Erasure) -> bool:
-        """Start the next store; return False if none is left to ask, or if the database is out of reach."""
-        return bool(self._in_database(lambda: self.steps.start_delete(erasure)))
+    def _start_delete(self, erasure: Erasure, previous: Erasure | None = None) -> bool:
+        """Start the next store; return False if none is left to ask, or if the database is out of reach.
+
+        Renews leases while that takes long. Raises `StoreUnavailable` if this worker is to stop meanwhile.
+        """
+
+        def meanwhile() -> None:
+            if self.stop.overdue or erasure.lease.is_ending:
+                raise StoreUnavailable("this worker stops before the secret store has answered")
+            for waiting in (previous, erasure, self._in_flight):
+                if waiting is not None:
+                    self._renew(waiting)
+
+        return bool(self._in_database(lambda: self.steps.start_delete(erasure, meanwhile)))
 
     def _renew_in_flight(self) -> None:
         if self._in_flight is not None:
@@ -332,7 +351,7 @@ class CleanupWorker(Worker):
         except LeaseLost:
             self._sweep = None
             return False
-        except StoreUnavailable:
+        except (StoreUnavailable, WorkersPaused):
             # The refs of this page that were not repaired yet are found by a sweep from the start.
             self._abandon_round(position)
             self._sweep, self._sweep_at = None, 0.0
@@ -509,6 +528,7 @@ class CleanupWorker(Worker):
         if self._out_of_patience(database=look is not None):
             return False
         self._reconcile_at = 0.0
+        self.progress(self.summary)  # a drain may wait for grace and horizon
         self._idle(wait)
         return True
 

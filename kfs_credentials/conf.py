@@ -111,6 +111,12 @@ def _boolean(value: Any) -> bool:
     return value
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
 def _keys(value: Any) -> tuple[str | bytes, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TypeError
@@ -147,6 +153,12 @@ class Settings:
         _stores,
         "a dictionary of aliases, each with a BACKEND and, if needed, OPTIONS",
         "The secret stores, as in CACHES and STORAGES. 'default' is the one in use.",
+    )
+    ENVIRONMENT = Setting(
+        "",
+        _text,
+        "a text",
+        "A name of this deployment, which a copy of the whole server does not have: 'production'.",
     )
     MAX_SECRET_BYTES = whole_number(65536, "The largest secret, in bytes.", minimum=2)
     BATCH_SIZE = whole_number(500, "The most rows that one lease covers.")

@@ -131,12 +131,17 @@ class StoreMisconfigured(SecretStoreError):
     refusal = "store_misconfigured"
 
 
+class StoreNotConfigured(StoreMisconfigured):
+    """The settings of this process give no such store: another process may have it."""
+
+
 class BindingProblem(StrEnum):
     """Why a database and a store are not taken for each other's."""
 
     UNBOUND = "unbound"  # the database has refs in use, and nobody has said which store is its own
     UNCONFIRMED = "unconfirmed"  # somebody has begun to bind it, and did not finish
     CLONE = "clone"  # the binding was made in another database: this is a copy, or was restored elsewhere
+    ENVIRONMENT = "environment"  # the binding was made in another ENVIRONMENT: this is a copy of the whole server
     NO_PROBE = "no_probe"  # the store shows nothing: another directory or bucket, or one that is not mounted
     UNREADABLE = "unreadable"  # no key of the ring opens the probe
     OTHER = "other"  # the store is bound to another database

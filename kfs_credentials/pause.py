@@ -7,8 +7,15 @@ within that lease, or given back. What applications do through `services` goes o
 from __future__ import annotations
 
 from kfs_credentials import sql
-from kfs_credentials.audit import acting_as, record_act
-from kfs_credentials.errors import BindingBroken, StoreDenied, StoreMisconfigured, WorkersPaused
+from kfs_credentials.audit import record_act
+from kfs_credentials.errors import (
+    BindingBroken,
+    BindingProblem,
+    StoreDenied,
+    StoreMisconfigured,
+    StoreNotConfigured,
+    WorkersPaused,
+)
 from kfs_credentials.models import EventKind, Pause
 from kfs_credentials.transactions import short_transaction
 
@@ -30,11 +37,17 @@ def pause_workers(using: str, *, by: str, reason: str) -> bool:
 
     `by`: who. `reason`: shown to operators. In a transaction of its own.
     """
-    with short_transaction(using), acting_as(by):
+    with short_transaction(using):
         paused = bool(sql.query(using, "pause/begin", by=by, reason=reason))
         if paused:
             record_act(using, EventKind.PAUSED, detail=reason)
     return paused
+
+
+def is_own(denied: StoreDenied | StoreMisconfigured) -> bool:
+    """Return whether it is most likely this process's own settings that are wrong: no reason to stop the others."""
+    unreadable = isinstance(denied, BindingBroken) and denied.problem is BindingProblem.UNREADABLE
+    return unreadable or isinstance(denied, StoreNotConfigured)
 
 
 def reason_to_pause(denied: StoreDenied | StoreMisconfigured) -> str:
@@ -46,9 +59,9 @@ def reason_to_pause(denied: StoreDenied | StoreMisconfigured) -> str:
     return "the secret store is not where, or not what, the settings say"
 
 
-def resume_workers(using: str, *, by: str) -> bool:
+def resume_workers(using: str) -> bool:
     """Let the workers go on; return whether they were paused. In a transaction of its own."""
-    with short_transaction(using), acting_as(by):
+    with short_transaction(using):
         resumed, _ = Pause.objects.using(using).all().delete()
         if resumed:
             record_act(using, EventKind.RESUMED)

@@ -38,6 +38,7 @@ from kfs_credentials.keys import refuse_closed
 from kfs_credentials.ledger import Moved, Operation, check_admission, note_claim, point, reserve
 from kfs_credentials.models import Attention, EventKind, Purpose, RefError, RefState, SecretObject, Source
 from kfs_credentials.models.ledger import LedgerQuerySet
+from kfs_credentials.pause import check_not_paused
 from kfs_credentials.redaction import short_ref
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.transactions import Fault, fault, short_transaction
@@ -102,8 +103,9 @@ class Repairs:
         A ref that was never claimed for erasure is active again, and a newer one of the same source that it displaced
         is kept until a person chooses. One that was claimed never is: the source gets a copy under a fresh ref, if the
         object can still be read. One that the ledger does not know is registered, if it can be read. Locks ledger rows
-        and the source, NOWAIT. Raises what concerns the store as a whole, and `KeyClosed`.
+        and the source, NOWAIT. Raises what concerns the store as a whole, `KeyClosed`, and `WorkersPaused`.
         """
+        check_not_paused(self.using)
         found = sql.query(self.using, "cleanup/named", ref=ref)
         if not found:
             self._date(ref)

@@ -193,7 +193,9 @@ def _explained(using: str, store: str, problem: KfsCredentialsError) -> KfsCrede
     """Return why a secret cannot be read: that this is not the store which it was put into, if that is why."""
     if isinstance(problem, SecretNotFound | SecretIntegrityError):
         try:
-            check_bound(using, store)
+            # By a savepoint: what goes wrong here must not spoil the caller's transaction.
+            with joined_transaction(using):
+                check_bound(using, store)
         except BindingBroken as broken:
             # Of a database that was never bound nobody knows whether this is its store.
             return problem if broken.problem is BindingProblem.UNBOUND else broken

@@ -91,7 +91,7 @@ class Status:
     def ref_findings(self) -> dict[str, int]:
         """What a person has to look at of refs: `parked`, `displaced`, `dangling`, `unknown_objects`, `keyless`.
 
-        Keyless are those whose key is not in the ring.
+        Keyless are those whose key is not in the ring. `closed_key`: 1 if the first key of the ring is closed.
         """
         return {
             "parked": self.ledger["parked"],
@@ -103,6 +103,7 @@ class Status:
                 for key in self.keys
                 if key["key_id"] is not None and not key["in_ring"]
             ),
+            "closed_key": sum(key["first"] and key["closed"] for key in self.keys),
         }
 
     @property

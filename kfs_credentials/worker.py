@@ -23,6 +23,7 @@ from kfs_credentials.audit import acting_as
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import (
     DatabaseRefused,
+    ImproperlyPrepared,
     KfsCredentialsError,
     LeaseLost,
     StoreDenied,
@@ -31,7 +32,7 @@ from kfs_credentials.errors import (
     WorkersPaused,
 )
 from kfs_credentials.models import WorkerRole
-from kfs_credentials.pause import pause_workers, reason_to_pause
+from kfs_credentials.pause import is_own, pause_workers, reason_to_pause
 from kfs_credentials.ticks import Ticker, reason_of, refuse
 from kfs_credentials.transactions import TRIES, Fault, describe, fault, jittered, pause_before_try
 
@@ -219,6 +220,8 @@ class Worker:
                     self._refused(error)
                     raise
                 self._refused(denied)
+                if is_own(denied):
+                    raise ImproperlyPrepared(str(denied)) from None
                 logger.error("the secret store cannot be used any more: %s", denied)
                 if not self._pause_all(denied) or not self.watch:
                     return self._end(End.DENIED, str(denied))

@@ -12,7 +12,7 @@ from kfs_credentials.stores import SecretStore
 
 def bind_at_once(using: str, store: SecretStore) -> None:
     """Bind a database and an empty store, whatever refs there are, and in whatever transaction."""
-    sql.query(using, "binding/propose", store=store.alias, environment=uuid.uuid4(), by="tests")
+    sql.query(using, "binding/propose", store=store.alias, id=uuid.uuid4(), environment="", by="tests")
     half = known(using, store.alias)
     assert half is not None
     assert store.create_probe(half.probe)
@@ -23,4 +23,4 @@ def seal_anew(using: str, store: SecretStore) -> None:
     """Seal the probe under the first key of the ring as it is now."""
     half = known(using, store.alias)
     assert half is not None
-    store.replace_probe(half.probe)
+    store.start_replace_probe(half.probe).result()

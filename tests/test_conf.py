@@ -27,6 +27,7 @@ EXAMPLE = "00112233445566778899aabbccddeeff" * 2
 DEFAULTS: dict[str, Any] = {
     "KEYS": (),
     "STORES": {},
+    "ENVIRONMENT": "",
     "MAX_SECRET_BYTES": 65536,
     "BATCH_SIZE": 500,
     "BATCH_BYTES": 8 * 1024 * 1024,

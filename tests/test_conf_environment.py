@@ -22,6 +22,7 @@ STORES = {"default": {"BACKEND": "kfs_credentials.stores.encrypted.EncryptedStor
 # A value of each setting, and what the package is to get.
 VALUES: dict[str, tuple[str, object]] = {
     "STORES": (json.dumps(STORES), STORES),
+    "ENVIRONMENT": ("staging", "staging"),
     "MAX_SECRET_BYTES": ("1000", 1000),
     "BATCH_SIZE": ("7", 7),
     "BATCH_BYTES": ("70000", 70000),

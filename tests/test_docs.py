@@ -1,9 +1,10 @@
-"""docs/original.md: every behaviour of the original has its line, and every test that a line names is there."""
+"""docs/original.md and docs/cases.md: whatever they are about has its line, and each test that is named is there."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -27,6 +28,17 @@ SECTIONS = {
 DIFFERENT = {8, 11, 13, 32, 55, 71, 73, 93}
 WITHOUT_COUNTERPART = {37, 74, 104}
 
+CASES_PAGE = PROJECT / "docs" / "cases.md"
+
+CASES = {
+    "A": ["CK-01", "CK-02", "CK-03", "CK-04", "CK-06", "CK-09", "CK-10"],
+    "B": ["SS-01", "SS-02", "SS-04", "SS-06", "SS-07", "SS-09", "SS-10", "SS-11", "SS-13", "SS-15", "SS-16"],
+    "C": ["JS-01", "JS-03", "JS-05", "JS-06"],
+    "D": ["OP-01", "OP-02", "OP-03", "OP-04", "OP-07"],
+}
+OF_STORES_TO_COME = {"SS-01", "SS-02", "SS-13"}
+"""Cases of stores that are not built yet: their lines say so, and name the tests of what there is."""
+
 
 class Line(NamedTuple):
     """One line of a table."""
@@ -40,23 +52,50 @@ class Line(NamedTuple):
     @property
     def names(self) -> list[str]:
         """The tests that it names."""
-        return re.findall(r"`(tests/[^`]+)`", self.tests)
+        return named(self.tests)
 
 
-def read_page() -> list[Line]:
-    lines, section = [], ""
-    for text in PAGE.read_text().splitlines():
+class Case(NamedTuple):
+    """One line of a table of cases."""
+
+    section: str
+    case: str
+    title: str
+    what: str
+    tests: str
+
+
+def named(tests: str) -> list[str]:
+    """Return the tests that the last cell of a line names."""
+    return re.findall(r"`(tests/[^`]+)`", tests)
+
+
+def read_rows(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the section and the cells of each line of the tables of a page."""
+    section = ""
+    for text in page.read_text().splitlines():
         if heading := re.match(r"## ([A-Z])\. \w", text):
             section = heading[1]
-        elif text.startswith("| ") and not text.startswith("| number |"):
-            number, behaviour, tests = (cell.strip() for cell in text.strip("| ").split(" | "))
-            digits, _, mark = number.partition(" ")
-            lines.append(Line(section, int(digits), mark, behaviour, tests))
-    return lines
+        elif text.startswith("| ") and not text.startswith(("| number |", "| case |")):
+            yield section, [cell.strip() for cell in text.strip("| ").split(" | ")]
 
 
-LINES = read_page()
-NAMES = sorted({name for line in LINES for name in line.names})
+def read_lines() -> Iterator[Line]:
+    for section, (number, behaviour, tests) in read_rows(PAGE):
+        digits, _, mark = number.partition(" ")
+        yield Line(section, int(digits), mark, behaviour, tests)
+
+
+def read_cases() -> Iterator[Case]:
+    for section, (first, what, tests) in read_rows(CASES_PAGE):
+        case, _, title = first.partition(": ")
+        yield Case(section, case, title, what, tests)
+
+
+LINES = list(read_lines())
+CASE_LINES = list(read_cases())
+CELLS = [*(line.tests for line in LINES), *(line.tests for line in CASE_LINES)]
+NAMES = sorted({name for tests in CELLS for name in named(tests)})
 
 
 @cache
@@ -96,6 +135,24 @@ def test_a_line_says_what_happens_and_where_it_is_shown(line: Line) -> None:
         assert line.mark == ("X" if line.number in DIFFERENT else "")
         assert line.names
         assert line.tests == "<br>".join(f"`{name}`" for name in line.names)
+
+
+@pytest.mark.parametrize("section", CASES)
+def test_every_case_has_its_line_once(section: str) -> None:
+    assert [line.case for line in CASE_LINES if line.section == section] == CASES[section]
+    assert {line.section for line in CASE_LINES} == set(CASES)
+
+
+@pytest.mark.parametrize("line", CASE_LINES, ids=lambda line: line.case)
+def test_a_case_says_what_is_so_and_where_it_is_shown(line: Case) -> None:
+    assert line.title
+    assert line.what.endswith(".")
+    names = "<br>".join(f"`{name}`" for name in named(line.tests))
+    assert names
+    if line.case in OF_STORES_TO_COME:
+        assert re.fullmatch(r"does not apply yet: \w.+\. The protocol's part:<br>", line.tests.removesuffix(names))
+    else:
+        assert line.tests == names
 
 
 @pytest.mark.parametrize("name", NAMES)

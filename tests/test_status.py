@@ -23,8 +23,10 @@ from kfs_credentials.operations import Unsettled, acknowledge, unsettled
 from kfs_credentials.selection import Selection
 from kfs_credentials.status import Status, read_left, read_plan, read_status
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.verification.findings import FindingClass
 from tests.factories import SourceFactory, SpaceFactory
 from tests.management.rows import JobFactory, RefFactory, give_ref, table_contents
+from tests.verification.looks import found as verified
 
 LATER = Path(__file__).with_name("data") / "seed" / "later.sql"
 
@@ -121,6 +123,16 @@ def test_each_shape_for_dry_run_discovery_and_settling(metadata: object, rule: s
     assert (batch is not None) == legacy
     if not legacy:
         assert table_contents() == before
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("metadata", "rule"), RULES.values(), ids=RULES)
+def test_each_shape_for_verification(metadata: object, rule: str, store: EncryptedStore) -> None:
+    made = source(metadata)
+    before = table_contents()
+    found = [finding for finding in verified() if finding.what is FindingClass.UNSUPPORTED]
+    assert [finding.source for finding in found] == ([] if rule in (NONE, LEGACY, TOO_LARGE) else [str(made.pk)])
+    assert table_contents() == before
 
 
 @pytest.mark.django_db

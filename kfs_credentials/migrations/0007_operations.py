@@ -17,10 +17,12 @@ class Migration(migrations.Migration):
                     name="Binding",
                     fields=[
                         ("store", models.TextField(primary_key=True, serialize=False, verbose_name="store alias")),
-                        ("environment_id", models.UUIDField(default=uuid.uuid4, verbose_name="environment")),
+                        ("environment_id", models.UUIDField(default=uuid.uuid4, verbose_name="environment id")),
+                        ("environment", models.TextField(verbose_name="environment")),
                         ("system_identifier", models.TextField(verbose_name="system identifier of the server")),
                         ("database_oid", models.BigIntegerField(verbose_name="OID of the database")),
                         ("epoch", models.BigIntegerField(verbose_name="epoch")),
+                        ("shown_epoch", models.BigIntegerField(verbose_name="epoch that the store has shown")),
                         ("bound_at", models.DateTimeField(verbose_name="bound at")),
                         ("bound_by", models.TextField(verbose_name="bound by")),
                         ("confirmed_at", models.DateTimeField(blank=True, null=True, verbose_name="confirmed at")),

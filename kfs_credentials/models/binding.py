@@ -37,12 +37,13 @@ class BindingQuerySet(models.QuerySet["Binding"]):
         return self.filter(lease_token=lease.token, lease_expires_at__gt=Now())
 
     def advance(self, lease: Lease) -> int:
-        """Begin the next epoch; return how many of these are still this lease's."""
-        return self.fenced(lease).update(epoch=F("epoch") + 1)
+        """Begin the next epoch, now that the store shows this one; return how many of these are still this lease's."""
+        return self.fenced(lease).update(epoch=F("epoch") + 1, shown_epoch=F("epoch"))
 
-    def release(self, lease: Lease) -> int:
-        """Give the lease back."""
-        return self.filter(lease_token=lease.token).update(**Binding.RELEASED)
+    def release(self, lease: Lease, *, shown: bool) -> int:
+        """Give the lease back. `shown`: the store shows this epoch now."""
+        changes: dict[str, Any] = {"shown_epoch": F("epoch")} if shown else {}
+        return self.filter(lease_token=lease.token).update(**changes, **Binding.RELEASED)
 
     def confirm(self) -> int:
         """Note that the store shows what is recorded here."""
@@ -59,10 +60,13 @@ class Binding(models.Model):
     RELEASED = {"worker_id": None, "lease_token": None, "lease_expires_at": None}
 
     store = models.TextField(_("store alias"), primary_key=True)
-    environment_id = models.UUIDField(_("environment"), default=uuid.uuid4)
+    environment_id = models.UUIDField(_("environment id"), default=uuid.uuid4)
+    environment = models.TextField(_("environment"))
     system_identifier = models.TextField(_("system identifier of the server"))
     database_oid = models.BigIntegerField(_("OID of the database"))
     epoch = models.BigIntegerField(_("epoch"))
+    # The store has it, for certain: the epoch, or the one before while an advance is under way or was cut short.
+    shown_epoch = models.BigIntegerField(_("epoch that the store has shown"))
     bound_at = models.DateTimeField(_("bound at"))
     bound_by = models.TextField(_("bound by"))
     # NULL: the store has not been seen with its half yet.

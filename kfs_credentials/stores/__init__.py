@@ -9,7 +9,7 @@ from django.utils.module_loading import import_string
 
 from kfs_credentials.conf import NAME, settings
 from kfs_credentials.crypto import sensitive
-from kfs_credentials.errors import StoreMisconfigured
+from kfs_credentials.errors import StoreMisconfigured, StoreNotConfigured
 from kfs_credentials.stores.base import Address, Entry, Receipt, Resealed, SecretStore
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ class SecretStores:
 
     @sensitive  # OPTIONS may hold passwords
     def __getitem__(self, alias: str) -> SecretStore:
-        """Return the store of that alias; raises `StoreMisconfigured` if the settings do not give one."""
+        """Return the store of that alias; raises `StoreNotConfigured` if the settings do not give one."""
         config = settings.STORES.get(alias)
         if config is None:
-            raise StoreMisconfigured(
+            raise StoreNotConfigured(
                 f"{NAME}['STORES'] has no '{alias}': say where the secrets go. The README shows how."
             )
         made = self._made.get(alias)
@@ -42,17 +42,17 @@ class SecretStores:
         try:
             backend = import_string(config["BACKEND"])
         except ImportError as error:
-            raise StoreMisconfigured(f"{where}: '{config['BACKEND']}' cannot be imported: {error}.") from None
+            raise StoreNotConfigured(f"{where}: '{config['BACKEND']}' cannot be imported: {error}.") from None
         if not (isinstance(backend, type) and issubclass(backend, SecretStore)):
-            raise StoreMisconfigured(f"{where}: '{config['BACKEND']}' is not a SecretStore.")
+            raise StoreNotConfigured(f"{where}: '{config['BACKEND']}' is not a SecretStore.")
         try:
             store = backend(**config.get("OPTIONS", {}))
         except StoreMisconfigured as error:
-            raise StoreMisconfigured(f"{where}: {error}") from None
+            raise StoreNotConfigured(f"{where}: {error}") from None
         except (TypeError, ValueError, LookupError):
             # The text of such an error may quote an option.
             options = ", ".join(inspect.signature(backend).parameters) or "none"
-            raise StoreMisconfigured(
+            raise StoreNotConfigured(
                 f"{where}: {backend.__name__} cannot be made from these OPTIONS; it takes {options}."
             ) from None
         store.alias = alias

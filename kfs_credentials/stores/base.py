@@ -68,6 +68,7 @@ class Probe:
     """The store's half of a binding: which database it belongs to, and the epoch. See `kfs_credentials.binding`."""
 
     environment_id: uuid.UUID
+    environment: str
     system_identifier: str
     database_oid: int
     epoch: int
@@ -284,19 +285,25 @@ class SecretStore(ABC):
 
         Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, `SecretStoreError`.
         """
-        return self._call(self._read_probe)
+        return self.start_read_probe().result()
+
+    def start_read_probe(self) -> Call[Sighting]:
+        """Start `read_probe` and return at once."""
+        return Call(partial(_alone, self._read_probe), Deadline(settings.STORE_TIMEOUT))
 
     def create_probe(self, probe: Probe) -> bool:
         """Write the probe durably, unless there is one; return whether it was written. Raises as `read_probe` does."""
         return self._call(partial(self._create_probe, probe))
 
-    def replace_probe(self, probe: Probe, *, guard: Callable[[], None] | None = None) -> None:
-        """Write the probe durably, whatever is in its place. Raises as `read_probe` does, and what `guard` raises.
+    def start_replace_probe(self, probe: Probe, *, guard: Callable[[], None] | None = None) -> Call[None]:
+        """Start to write the probe durably, whatever is in its place; return at once.
+
+        The call raises as `read_probe` does, and what `guard` raises.
 
         Two processes must not do this at the same time: `guard` is called right before the probe becomes visible.
         """
         deadline = Deadline(settings.STORE_TIMEOUT, guard)
-        Call(partial(_alone, partial(self._replace_probe, probe, deadline=deadline)), deadline).result()
+        return Call(partial(_alone, partial(self._replace_probe, probe, deadline=deadline)), deadline)
 
     def list(self, after: str = "") -> Iterator[str]:
         """Yield the object names that sort after `after`, in order. Foreign ones are left out.
@@ -362,7 +369,7 @@ class SecretStore(ABC):
 
     @abstractmethod
     def _replace_probe(self, probe: Probe, *, deadline: Deadline) -> None:
-        """Do what `replace_probe` says; call `deadline.check` right before it becomes visible."""
+        """Do what `start_replace_probe` says; call `deadline.check` right before it becomes visible."""
 
     @abstractmethod
     def _list(self, after: str) -> Sequence[str]:

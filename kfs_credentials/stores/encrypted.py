@@ -339,7 +339,8 @@ def _of_one(error: SecretStoreError) -> SecretStoreError:
 
 def _sealed(probe: Probe) -> bytes:
     members = {
-        "environment": str(probe.environment_id),
+        "environmentId": str(probe.environment_id),
+        "environment": probe.environment,
         "system": probe.system_identifier,
         "database": probe.database_oid,
         "epoch": probe.epoch,
@@ -352,7 +353,8 @@ def _opened(blob: bytes) -> Probe | SecretIntegrityError:
     try:
         members, key_id = unseal_and_tell_key(ring, PROBE_SCOPE, PROBE_REF, blob)
         return Probe(
-            uuid.UUID(members["environment"]),
+            uuid.UUID(members["environmentId"]),
+            str(members["environment"]),
             str(members["system"]),
             int(members["database"]),
             int(members["epoch"]),

@@ -211,7 +211,7 @@ def test_what_the_database_rejected_is_tried_again_by_the_next_pass(steps: Backf
 
 
 def test_the_value_is_read_exactly(steps: Backfill) -> None:
-    text = '{"n": 9007199254740993, "big": 1e400, "d": 0.1234567890123456789012345}'
+    text = '{"n": 9007199254740993, "big": 1e400, "d": 0.1234567890123456789012345, "no NUL": "\\\\u0000"}'
     source = SourceFactory.create()
     with connection.cursor() as cursor:
         cursor.execute(
@@ -225,3 +225,4 @@ def test_the_value_is_read_exactly(steps: Backfill) -> None:
     assert exact["n"] == 9007199254740993
     assert exact["big"] == 10**400
     assert str(exact["d"]) == "0.1234567890123456789012345"
+    assert exact["no NUL"] == "\\u0000"

@@ -170,7 +170,9 @@ def test_a_source_that_never_holds_still_fails_in_the_end(steps: Backfill, kfs_s
     assert Source.objects.legacy().count() == 1
 
 
-@pytest.mark.parametrize("between", ["a ref", "no credentials", "an array", "null"])
+@pytest.mark.parametrize(
+    "between", ["a ref", "no credentials", "an array", "null", "metadata: names", "metadata: a name"]
+)
 def test_where_nothing_is_left_to_move_the_job_ends_and_the_candidate_is_retired(steps: Backfill, between: str) -> None:
     source = SourceFactory.create()
     batch = put(steps)
@@ -180,6 +182,9 @@ def test_where_nothing_is_left_to_move_the_job_ends_and_the_candidate_is_retired
             "no credentials": "UPDATE sources SET metadata = '{}' WHERE id = %s",
             "an array": "UPDATE sources SET metadata = '{\"credentials\": [1]}' WHERE id = %s",
             "null": "UPDATE sources SET metadata = '{\"credentials\": null}' WHERE id = %s",
+            # `jsonb - 'credentials'` would take that element out of the one, and raise at the other.
+            "metadata: names": 'UPDATE sources SET metadata = \'["credentials", "a"]\' WHERE id = %s',
+            "metadata: a name": "UPDATE sources SET metadata = '\"credentials\"' WHERE id = %s",
         }[between],
         source.pk,
     )

@@ -32,6 +32,7 @@ TABLES = (
     "kfs_credentials_binding",
     "kfs_credentials_round",
     "kfs_credentials_pause",
+    "kfs_credentials_closed_key",
 )
 
 
@@ -51,6 +52,15 @@ def add_sources(host: Host, count: int) -> list[Any]:
             [space, count],
         )
     ]
+
+
+def bring_back(host: Host, credentials: str) -> Any:
+    """Let credentials, as JSON, lie in clear in a source that has a ref; return its id."""
+    return host.value(
+        "UPDATE sources SET metadata = jsonb_build_object('credentials', %s::jsonb) WHERE id IN "
+        "(SELECT id FROM sources WHERE credential_ref IS NOT NULL ORDER BY id LIMIT 1) RETURNING id",
+        [credentials],
+    )
 
 
 def retire(host: Host, count: int) -> None:
@@ -161,6 +171,21 @@ def an_older_store(scene: Scene) -> Host:
     return scene.origin
 
 
+def a_slightly_older_store(scene: Scene) -> Host:
+    """Restore the store from a copy that a single batch of erasures is missing from."""
+    shutil.copytree(scene.directory, scene.scratch / "copy")
+    erase(scene.run, scene.origin)
+    shutil.rmtree(scene.directory)
+    shutil.copytree(scene.scratch / "copy", scene.directory)
+    return scene.origin
+
+
+def another_environment(scene: Scene) -> Host:
+    """Run a copy of the whole server elsewhere, where ENVIRONMENT says so."""
+    scene.change(ENVIRONMENT="staging")
+    return scene.origin
+
+
 def an_older_database(scene: Scene) -> Host:
     """Restore the database, in its own place, from a dump that a batch of erasures is missing from."""
     with dumped(scene.origin, scene.scratch / "dump.sql") as dump:
@@ -196,6 +221,8 @@ MISHAPS: dict[str, tuple[Callable[[Scene], Host], BindingProblem]] = {
     "another key": (another_key, BindingProblem.UNREADABLE),
     "a copy of the database": (a_copy_of_the_database, BindingProblem.CLONE),
     "an older store": (an_older_store, BindingProblem.OLD_STORE),
+    "a store that one batch is missing from": (a_slightly_older_store, BindingProblem.OLD_STORE),
+    "another environment": (another_environment, BindingProblem.ENVIRONMENT),
     "an older database": (an_older_database, BindingProblem.OLD_DATABASE),
     "a new binding elsewhere": (a_new_binding_elsewhere, BindingProblem.OTHER),
     "a lost binding": (a_lost_binding, BindingProblem.UNBOUND),

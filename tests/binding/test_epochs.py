@@ -16,7 +16,7 @@ from kfs_credentials.cleanup import Cleanup
 from kfs_credentials.crypto import Scope, new_ref
 from kfs_credentials.errors import BindingBroken, BindingProblem, LeaseLost, StoreUnavailable
 from kfs_credentials.models import Binding
-from kfs_credentials.stores.base import Probe
+from kfs_credentials.stores.base import Call, Probe
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.backfill.runs import execute
 from tests.cleanup.rows import add_secret
@@ -62,20 +62,20 @@ def test_cut_short_between_the_halves(store: EncryptedStore, monkeypatch: pytest
         raise StoreUnavailable("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "replace_probe", killed)
+        patch.setattr(store, "start_replace_probe", killed)
         with pytest.raises(StoreUnavailable):
             advance("default", "default", worker="tests")
     assert epochs(store) == (1, 0)
     check_bound("default", "default")
     written: list[int] = []
-    real = store.replace_probe
+    real = store.start_replace_probe
 
-    def noted(probe: Probe, **options: Any) -> None:
+    def noted(probe: Probe, **options: Any) -> Call[None]:
         written.append(probe.epoch)
         assert Binding.objects.get().epoch == probe.epoch  # the database first
-        real(probe, **options)
+        return real(probe, **options)
 
-    monkeypatch.setattr(store, "replace_probe", noted)
+    monkeypatch.setattr(store, "start_replace_probe", noted)
     advance("default", "default", worker="tests")
     assert written == [1, 2]
     assert epochs(store) == (2, 2)
@@ -87,7 +87,7 @@ def test_never_two_behind(store: EncryptedStore, monkeypatch: pytest.MonkeyPatch
     def killed(*_: Any, **__: Any) -> None:
         raise StoreUnavailable("killed")
 
-    monkeypatch.setattr(store, "replace_probe", killed)
+    monkeypatch.setattr(store, "start_replace_probe", killed)
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
             advance("default", "default", worker="tests")
@@ -136,10 +136,10 @@ def test_what_it_could_not_give_back_is_its_own(store: EncryptedStore) -> None:
 
 def test_a_frozen_worker_writes_no_old_epoch(store: EncryptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It wakes up when others have gone on: the store's newer probe stays."""
-    real = store.replace_probe
+    real = store.start_replace_probe
 
-    def frozen(probe: Probe, *, guard: Callable[[], None]) -> None:
-        monkeypatch.setattr(store, "replace_probe", real)
+    def frozen(probe: Probe, *, guard: Callable[[], None]) -> Call[None]:
+        monkeypatch.setattr(store, "start_replace_probe", real)
         execute("UPDATE kfs_credentials_binding SET lease_expires_at = now() - interval '1 s'")
         advance("default", "default", worker="another")
         advance("default", "default", worker="another")
@@ -147,10 +147,10 @@ def test_a_frozen_worker_writes_no_old_epoch(store: EncryptedStore, monkeypatch:
         def lost() -> None:
             raise LeaseLost("by its own watch")
 
-        real(probe, guard=lost)
+        return real(probe, guard=lost)
 
-    monkeypatch.setattr(store, "replace_probe", frozen)
-    with pytest.raises(LeaseLost):
+    monkeypatch.setattr(store, "start_replace_probe", frozen)
+    with pytest.raises(StoreUnavailable, match="did not take a new epoch within 10 s"):
         advance("default", "default", worker="tests")
     assert epochs(store) == (3, 3)
 

@@ -99,7 +99,7 @@ def test_secrets_that_are_erased_do_not_count(store: EncryptedStore) -> None:
 
 
 def test_a_store_that_is_somebody_elses(store: EncryptedStore) -> None:
-    store.create_probe(Probe(uuid.uuid4(), "1", 2, 3))
+    store.create_probe(Probe(uuid.uuid4(), "", "1", 2, 3))
     for attempt in (ensure_bound, check_bindable):
         with pytest.raises(BindingBroken) as caught:
             attempt("default", "default")
@@ -108,7 +108,7 @@ def test_a_store_that_is_somebody_elses(store: EncryptedStore) -> None:
 
 
 def test_a_store_under_another_key(store: EncryptedStore, kfs_settings: Any) -> None:
-    store.create_probe(Probe(uuid.uuid4(), "1", 2, 3))
+    store.create_probe(Probe(uuid.uuid4(), "", "1", 2, 3))
     kfs_settings(KEYS=[secrets.token_bytes(32)])
     for attempt in (ensure_bound, check_bindable):
         with pytest.raises(BindingBroken) as caught:
@@ -119,7 +119,7 @@ def test_a_store_under_another_key(store: EncryptedStore, kfs_settings: Any) -> 
 def test_a_probe_of_a_later_version_is_nobodys(store: EncryptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be understood is not overwritten."""
     ensure_bound("default", "default")
-    members = {"environment": "none"}
+    members = {"environmentId": "none"}
     blob = binding_blob(members)
     name = store.prefix + PROBE_NAME
     assert store.storage.replace_many([(name, store.storage.read(name), blob)]) == [True]

@@ -12,7 +12,7 @@ from kfs_credentials.binding import EXPLANATIONS
 from kfs_credentials.checks import check_binding
 from kfs_credentials.errors import BindingBroken, BindingProblem, NoCredentials, StoreMisconfigured
 from kfs_credentials.services import create_source, resolve_credentials, rotate_credentials
-from tests.binding.scenes import MISHAPS, TENANT, Scene, an_empty_directory, contents, retire
+from tests.binding.scenes import MISHAPS, TENANT, Scene, add_sources, an_empty_directory, bring_back, contents, retire
 from tests.migrations.hosts import Host
 
 Mishap = tuple[Scene, Host, BindingProblem]
@@ -29,8 +29,21 @@ def test_nothing_is_put_or_erased(mishap: Mishap) -> None:
     """Every command that would refuses before it touches a row, says why, and which command resolves it."""
     scene, host, problem = mishap
     retire(host, 1)
+    conflict = bring_back(host, '{"token": "another"}')
+    (unsupported,) = add_sources(host, 1)
+    host.run(f"""UPDATE sources SET metadata = '{{"credentials": "token"}}' WHERE id = '{unsupported}'""")
     before = contents(host, scene.directory)
-    for command in (["run_credential_backfill"], ["run_secret_cleanup"], ["run_secret_cleanup", "--due"]):
+    for command in (
+        ["run_credential_backfill"],
+        ["run_secret_cleanup"],
+        ["run_secret_cleanup", "--due"],
+        ["reencrypt_secrets"],
+        ["settle_unsupported_credentials", "--all", "--wrap", "token"],
+        ["settle_credential_conflict", "--source", conflict, "--keep", "ref", "--yes"],
+        ["settle_credential_conflict", "--source", conflict, "--keep", "plaintext", "--yes"],
+        ["verify_credentials", "--scrub-same", "--yes"],
+        ["verify_credentials", "--deep", "--erase-unknown", "--yes"],
+    ):
         outcome = scene.run(*command, "--database", host.alias)
         assert outcome.code == 1
         what, do = EXPLANATIONS[problem]

@@ -65,6 +65,22 @@ def test_out_of_reach_for_longer_than_it_is_tried(scene: Scene) -> None:
     check_end(stage, worker)
 
 
+def test_read_only_for_a_while(scene: Scene) -> None:
+    """As after a fail-over: the sessions stay, and cannot write. The worker has to connect anew by itself."""
+    stage = Stage(scene, SOURCES)
+    for _ in range(12):
+        stage.orphans()
+    scene.database["CONN_MAX_AGE"] = None  # else Django itself would not keep them for long
+    worker = scene.start_cleanup(BATCH_SIZE=3)
+    assert scene.comes_to_work(worker)
+    scene.configure("SET default_transaction_read_only = on")
+    scene.terminate_all()
+    scene.wait_until(lambda: "going on later" in worker.printed, "the worker has tried to write", watched=worker)
+    scene.configure("RESET default_transaction_read_only")
+    check_end(stage, worker)
+    assert len(worker.printed.splitlines()) < 10, "it says so once, and not each time"
+
+
 def test_the_server_crashes(own_server: tuple[Scene, postgres.Server]) -> None:
     scene, server = own_server
     stage = Stage(scene, SOURCES)

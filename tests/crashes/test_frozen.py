@@ -7,6 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from kfs_credentials.metrics import read_metrics, render
+from kfs_credentials.status import read_status
+from tests.crashes.database import ALIAS
 from tests.crashes.scene import KINDS, LOOK, Scene
 from tests.crashes.stores import AFTER_PUT, BEFORE_PUT, IN_PUT
 from tests.crashes.workers import Worker
@@ -17,6 +20,10 @@ SELECT src.id FROM sources src LEFT JOIN source_credential_backfills job ON job.
 WHERE src.credential_ref IS NULL AND jsonb_typeof(src.metadata -> 'credentials') = 'object'
   AND (job.id IS NULL OR job.run_state <> 'failed' AND job.lease_token IS DISTINCT FROM %s)
 """
+
+RUNNING = "FROM source_credential_backfills WHERE run_state = 'running'"
+LEASE_IN_SECONDS = f"SELECT EXTRACT(EPOCH FROM max(lease_expires_at - heartbeat_at)) {RUNNING}"
+ALL_EXPIRED = f"SELECT bool_and(lease_expires_at < now()) {RUNNING}"
 
 
 @pytest.mark.parametrize("place", [BEFORE_PUT, IN_PUT])
@@ -64,6 +71,27 @@ def test_frozen_while_it_waits_for_a_row(scene: Scene) -> None:
     assert frozen.wait() == LOOK, frozen.printed
     assert other.wait() == LOOK, other.printed
     scene.check_end()
+
+
+def test_what_hangs_is_told_one_lease_after_its_last_renewal(scene: Scene) -> None:
+    """A frozen worker's jobs still count as running; that their leases are over is in the status and the metrics."""
+    with scene.gate(BEFORE_PUT) as gate:
+        frozen = scene.start(LEASE=1)
+        gate.wait()
+        scene.wait_for_the_store(frozen)
+        frozen.freeze()
+        gate.open()
+    running = scene.states()["running"]
+    assert scene.value(LEASE_IN_SECONDS) <= 1
+    scene.wait_until(lambda: scene.value(ALL_EXPIRED), "the database calls its leases expired")
+    backfills = read_status(ALIAS).backfills
+    assert (backfills["running"], backfills["expired_leases"], backfills["succeeded"]) == (running, running, 0)
+    metrics = render(read_metrics(ALIAS)).splitlines()
+    assert f"kfs_credentials_jobs_expired_leases {running}.0" in metrics
+    assert 'kfs_credentials_events_last_minute{kind="activated"} 0.0' in metrics
+    scene.drain()  # another worker takes them over
+    assert read_status(ALIAS).backfills["expired_leases"] == 0
+    check_that_nothing_more_happens(scene, frozen)
 
 
 def test_frozen_in_a_transaction(scene: Scene) -> None:

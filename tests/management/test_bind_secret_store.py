@@ -134,7 +134,7 @@ def test_cut_short_in_the_middle(run: Run, lost: EncryptedStore, monkeypatch: py
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(lost, "replace_probe", killed)
+        patch.setattr(lost, "start_replace_probe", killed)
         outcome = run("bind_secret_store", "--yes")
     assert (outcome.code, outcome.err) == (4, "CommandError: Interrupted. It is safe to run this again.\n")
     refused = run("run_secret_cleanup")

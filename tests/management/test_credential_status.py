@@ -12,6 +12,7 @@ import pytest
 from django.utils import timezone
 
 from kfs_credentials.conf import key_ring
+from kfs_credentials.keys import close_keys
 from kfs_credentials.models import Attention, JobError, Round
 from tests.factories import SourceFactory, SpaceFactory
 from tests.management.commands import Admin, Run
@@ -57,6 +58,11 @@ def left() -> None:
 
 def only_a_job_left() -> None:
     JobFactory.create(source=SourceFactory.create(bare=True), running=True)
+
+
+def hung() -> None:
+    for expires in (past(), timezone.now() + timedelta(hours=1)):
+        JobFactory.create(source=SourceFactory.create(bare=True), running=True, lease_expires_at=expires)
 
 
 def to_settle() -> None:
@@ -147,6 +153,14 @@ UNKNOWN = "3 objects in the store that no ledger row accounts for (`manage.py ve
             f"{LEFT} To look at besides: 1 unsupported ({SETTLE} lists them).",
         ),
         (only_a_job_left, 4, f"Not finished: 0 to move, 0 jobs queued, 1 running. Run {BACKFILL}."),
+        (
+            hung,
+            4,
+            (
+                "Not finished: 0 to move, 0 jobs queued, 2 running (1 expired lease: the worker died or hangs). "
+                f"Run {BACKFILL}."
+            ),
+        ),
         (
             to_settle,
             3,
@@ -257,6 +271,7 @@ def test_the_json_has_every_member(run: Run) -> None:
             for key_id, candidate in ((key_ring().primary.id, 0), (None, 1))
         ],
         "clean": False,
+        "stores": {"default": None},
     }
 
 
@@ -331,8 +346,29 @@ def test_a_store_that_is_not_there(run: Run, secrets_directory: Path) -> None:
     outcome = run("credential_status", "--check")
     assert outcome.code == 1
     assert "kfs_credentials.E004" in outcome.err
-    # The counts need no store.
-    assert run("credential_status", "--check", "--skip-checks").code == 0
+    # The counts need no store; but that it is this database's cannot be told.
+    outcome = run("credential_status", "--check", "--skip-checks")
+    assert outcome.code == 3
+    assert "Clean: nothing is left to move or to look at. Besides: secret store 'default' could not be " in outcome.out
+
+
+def test_another_store_in_its_place(run: Run, secrets_directory: Path, tmp_path: Path) -> None:
+    """What is counted may be all right; what it stands for is not there."""
+    secrets_directory.rename(tmp_path / "volume")
+    secrets_directory.mkdir()
+    outcome = run("credential_status", "--check")
+    assert outcome.code == 3
+    assert "Besides: secret store 'default': the store does not show that it is this database's" in outcome.last_line
+    assert run("credential_status", "--format", "json").json["stores"]["default"] is not None
+
+
+def test_a_closed_first_key(run: Run) -> None:
+    """This process would be refused."""
+    first = key_ring().primary.id
+    close_keys("default", [first], by="tests", primary="another")
+    outcome = run("credential_status", "--check")
+    assert outcome.code == 3
+    assert "the first key of this process is closed" in outcome.last_line
 
 
 def test_an_interruption(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ def test_a_key_and_its_id(run: Run, kfs_settings: Any) -> None:
     key = parse_key(outcome.out)
     assert outcome.out == f"{key.hex()}\n"
     assert outcome.err == (
-        f"Its id is {key_id(key)}. Put it first in KFS_CREDENTIALS['KEYS'], before the keys in use until now.\n"
+        f"Its id is {key_id(key)}. Where there are keys in KFS_CREDENTIALS['KEYS'] already, put it behind them in "
+        "every process before you put it first.\n"
     )
     kfs_settings(KEYS=[outcome.out])
     assert key_ring().primary.id == key_id(key)

@@ -117,7 +117,7 @@ def test_a_pause_needs_no_worker(store: EncryptedStore, backfill: Callable[..., 
     pause()
     assert backfill().run().end is End.PAUSED
     assert SourceCredentialBackfill.objects.filter(run_state="running").count() == 2
-    assert resume_workers("default", by="somebody")
+    assert resume_workers("default")
     assert backfill().run().end is End.DRAINED
     assert is_moved(3)
 
@@ -133,7 +133,7 @@ def test_many_workers_go_on_when_they_may(
     with at_work(*workers):
         until(lambda: all(worker._was_paused for worker in workers))
         assert is_moved(0)
-        resume_workers("default", by="somebody")
+        resume_workers("default")
         until(lambda: is_moved(5))
         until(lambda: LedgerRow.objects.get(pk=due.pk).state == "deleted")
     assert LedgerRow.objects.filter(state="active").count() == 5
@@ -235,11 +235,11 @@ def test_a_run_pauses_itself(
         if error is None:
             secrets_directory.rmdir()
             (tmp_path / "volume").rename(secrets_directory)
-        resume_workers("default", by="somebody")
+        resume_workers("default")
         until(lambda: is_moved(4))
     assert list(Event.objects.filter(kind__in=["paused", "resumed"]).values_list("kind", "actor")) == [
         ("paused", "tests"),
-        ("resumed", "somebody"),
+        ("resumed", "application"),
     ]
 
 
@@ -248,8 +248,8 @@ def test_the_first_pause_stands(store: EncryptedStore) -> None:
     pause()
     assert not pause_workers("default", by="another", reason="another one")
     assert Pause.objects.get().reason == "moving the volume"
-    assert resume_workers("default", by="somebody")
-    assert not resume_workers("default", by="somebody")
+    assert resume_workers("default")
+    assert not resume_workers("default")
     assert current("default") is None
 
 

@@ -23,6 +23,7 @@ CODES: dict[type[KfsCredentialsError], str] = {
     errors.StoreDenied: "SOURCE_SECRET_STORE_DENIED",
     errors.StoreMisconfigured: "SOURCE_SECRET_STORE_MISCONFIGURED",
     errors.BindingBroken: "SOURCE_SECRET_STORE_MISCONFIGURED",
+    errors.StoreNotConfigured: "SOURCE_SECRET_STORE_MISCONFIGURED",
     errors.SecretRetained: "SOURCE_SECRET_RETAINED",
     # Of the services.
     errors.SourceNotFound: "SOURCE_NOT_FOUND",

@@ -68,6 +68,13 @@ def test_nothing_is_written(source: Source, files: Files) -> None:
     assert (table_contents(), [path.read_bytes() for path in files()]) == before
 
 
+def test_the_rate_of_the_workers_is_none_of_the_applications(source: Source, kfs_settings: Change) -> None:
+    """However slow these are made, nobody who asks waits: the second call would take eleven days."""
+    kfs_settings(RATE_LIMIT=0.000001)
+    for _ in range(3):
+        assert resolve(source) == OLD
+
+
 def test_inside_a_transaction(source: Source) -> None:
     with transaction.atomic():
         assert resolve(source) == OLD

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kfs_credentials.binding import store_problem
+from kfs_credentials.conf import settings
 from kfs_credentials.errors import ImproperlyPrepared
 from kfs_credentials.management.options import (
     Exit,
@@ -106,10 +108,17 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
         else:
             status = read_status(using, **selected)
             value = status.as_json()
+        stores = {store: store_problem(using, store) for store in settings.STORES}
+        if options["format"] == "json":
+            value["stores"] = stores
         if options["format"] == "table":
             self._print(status)
         found = exit_code(status)
-        self.report(options["format"], value, self._verdict(status), found)
+        line = self._verdict(status)
+        if problems := [problem for problem in stores.values() if problem is not None]:
+            found = found or Exit.LOOK
+            line = " ".join([line, *(f"Besides: {problem.rstrip('.')}." for problem in problems)])
+        self.report(options["format"], value, line, found)
         return found if options["check"] else Exit.CLEAN
 
     def _print(self, status: Status) -> None:
@@ -144,8 +153,10 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
         if any(status.left) or status.ledger["overdue"]:
             line = "Not finished:"
             if any(status.left):
-                line += f" {movable:,} to move, {counted(queued, 'job')} queued, {running:,} running."
-                line += f" Run {self.command('run_credential_backfill')}."
+                line += f" {movable:,} to move, {counted(queued, 'job')} queued, {running:,} running"
+                if expired := status.backfills["expired_leases"]:
+                    line += f" ({counted(expired, 'expired lease')}: the worker died or hangs)"
+                line += f". Run {self.command('run_credential_backfill')}."
             if overdue := status.ledger["overdue"]:
                 line += f" {counted(overdue, 'ref')} overdue. Run {self.command('run_secret_cleanup')}."
             return f"{line} To look at besides: {findings}." if findings else line
@@ -195,6 +206,8 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
                 f"{counted(status.unknown_keys, 'ref')} in use under keys that are not known "
                 f"({self.command('reencrypt_secrets', narrow=False)} finds out: until then, remove no key)"
             )
+        if found["closed_key"]:
+            parts.append("the first key of this process is closed (put the one that is in use now before it)")
         return "; ".join(parts)
 
 

@@ -22,7 +22,8 @@ examples:
   manage.py generate_secret_key
   manage.py generate_secret_key > key              the key alone; set the file's mode first
 
-The first key of the list encrypts, all of them decrypt: put a new one first, and keep the old ones.
+The first key of the list encrypts, all of them decrypt. To change the key, put the new one behind the old
+one in every process, then first in every process; then `manage.py reencrypt_secrets` moves everything to it.
 """
     # It has to work before there is a key.
     requires_system_checks: list[str] = []
@@ -32,6 +33,7 @@ The first key of the list encrypts, all of them decrypt: put a new one first, an
         key = secrets.token_bytes(KEY_BYTES)
         self.stdout.write(key.hex())
         self.stderr.write(
-            f"Its id is {key_id(key)}. Put it first in KFS_CREDENTIALS['KEYS'], before the keys in use until now.",
+            f"Its id is {key_id(key)}. Where there are keys in KFS_CREDENTIALS['KEYS'] already, put it behind them in "
+            "every process before you put it first.",
             str,
         )

@@ -31,9 +31,8 @@ examples:
 
     def work(self, using: str, options: dict[str, Any]) -> Exit:
         """Resume."""
-        by = options["by"]
         pause = current(using)
-        if resume_workers(using, by=by) and pause is not None:
+        if resume_workers(using) and pause is not None:
             line = f"Resumed. They were paused by {printable(pause.paused_by)}: {printable(pause.reason)}."
         else:
             line = "The workers were not paused. Nothing was changed."

@@ -10,6 +10,7 @@ from django.db import DatabaseError, InterfaceError
 from kfs_credentials.backfill import Backfill
 from kfs_credentials.backfill_worker import BackfillSummary, BackfillWorker
 from kfs_credentials.batch import Move
+from kfs_credentials.binding import advance
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import ImproperlyPrepared
 from kfs_credentials.leases import new_worker_name
@@ -27,6 +28,8 @@ from kfs_credentials.management.options import (
 )
 from kfs_credentials.management.progress import Progress
 from kfs_credentials.models import WorkerRole
+from kfs_credentials.operations import in_batches
+from kfs_credentials.pause import current
 from kfs_credentials.status import Status, read_left, read_plan, read_status
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.worker import End
@@ -84,6 +87,9 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         store = secret_stores["default"]
         check_store(using)
         steps = Backfill(using=using, store=store, worker=new_worker_name(), lease=settings.LEASE, **selected)
+        if current(using) is None:
+            # A copy of the store that was made before this run is told from the store itself by that.
+            in_batches(using, [store.alias], lambda part: advance(using, part[0], worker=steps.worker))
 
         def remaining() -> tuple[int, ...]:
             movable, queued, running = read_left(using, **selected)

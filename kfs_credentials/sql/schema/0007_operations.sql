@@ -2,9 +2,11 @@
 CREATE TABLE "kfs_credentials_binding" (
   "store" TEXT PRIMARY KEY NOT NULL,
   "environment_id" UUID NOT NULL,
+  "environment" TEXT NOT NULL,
   "system_identifier" TEXT NOT NULL,
   "database_oid" BIGINT NOT NULL,
   "epoch" BIGINT NOT NULL,
+  "shown_epoch" BIGINT NOT NULL,
   "bound_at" TIMESTAMPTZ NOT NULL,
   "bound_by" TEXT NOT NULL,
   "confirmed_at" TIMESTAMPTZ,
