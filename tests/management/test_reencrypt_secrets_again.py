@@ -60,8 +60,8 @@ def test_what_came_into_use_behind_it_says_run_again(
         outcome = run(COMMAND)
     assert outcome.code == 4
     assert last_line(outcome) == (
-        "1 rewritten, 0 skipped, 0 failed in T s. 1 ref came into use meanwhile, and it is not known under which key "
-        f"they are (the Node service does not say): remove no key, and run {AGAIN} once more."
+        "1 rewritten, 0 skipped, 0 failed in T s. 1 ref came into use meanwhile under a key that is not known "
+        f"(the Node service notes none): remove no key, and run {AGAIN} once more."
     )
     outcome = run(COMMAND)
     assert (outcome.code, last_line(outcome)) == (0, f"1 rewritten, 1 skipped, 0 failed in T s. {REMOVE}")

@@ -159,8 +159,8 @@ on where it was.
             return f"{failed:,} stay as they are: keep their keys, put right what is said of each, then run {again}."
         if unknown := unknown_in_use(keys):
             return (
-                f"{counted(unknown, 'ref')} came into use meanwhile, and it is not known under which key they are (the "
-                f"Node service does not say): remove no key, and run {again} once more."
+                f"{counted(unknown, 'ref')} came into use meanwhile under a key that is not known (the Node service "
+                f"notes none): remove no key, and run {again} once more."
             )
         if left := [key for key in _elsewhere(keys) if _refs(key) and key["key_id"] is not None]:
             holders = ", ".join(f"{_named(key)} ({_refs(key):,} left)" for key in left)
