@@ -68,8 +68,11 @@ def test_what_came_into_use_behind_it_says_run_again(
     assert known(late[0].credential_ref).key_id == NEW_ID
 
 
-def test_the_status_points_here(run: Run, store: EncryptedStore, bound: None, kfs_settings: Change) -> None:
+def test_the_status_points_here(
+    run: Run, store: EncryptedStore, new_first: Callable[[], None], kfs_settings: Change
+) -> None:
     """It is something to look at: whoever removes a key looks there first."""
+    new_first()
     as_the_node_service(store, kfs_settings)
     outcome = run("credential_status", "--check")
     assert outcome.code == 3

@@ -18,7 +18,7 @@ from kfs_credentials.models import (
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.stores.base import Probe
 from kfs_credentials.stores.encrypted import EncryptedStore
-from tests.bound import bind_at_once
+from tests.bound import bind_at_once, seal_anew
 from tests.cleanup.rows import add_secret, make_source
 from tests.keys import NEW, NEW_ID, OLD_ID, Change, sealed
 from tests.management.commands import Run
@@ -162,7 +162,9 @@ def test_the_help_says_what_is_closed_and_opened(run: Run) -> None:
     assert "put the new one behind the old one everywhere, then first everywhere, then run this" in text
 
 
-def test_the_status_shows_what_each_key_holds(run: Run, kfs_settings: Change, new_first: Callable[[], None]) -> None:
+def test_the_status_shows_what_each_key_holds(
+    run: Run, store: EncryptedStore, kfs_settings: Change, new_first: Callable[[], None]
+) -> None:
     """Also which is missing, and that this has to be looked at."""
     make_source()
     new_first()
@@ -171,6 +173,7 @@ def test_the_status_shows_what_each_key_holds(run: Run, kfs_settings: Change, ne
     assert re.search(rf"^{NEW_ID} +0 +0 +0 +the first: it encrypts$", out, re.MULTILINE)
     assert re.search(rf"^{OLD_ID} +1 +0 +0$", out, re.MULTILINE)
     kfs_settings(KEYS=[NEW])
+    seal_anew("default", store)
     outcome = run("credential_status", "--check")
     assert outcome.code == 3
     assert re.search(rf"^{OLD_ID} +1 +0 +0 +not in KFS_CREDENTIALS\['KEYS'\]$", outcome.out, re.MULTILINE)
