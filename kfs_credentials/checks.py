@@ -19,13 +19,15 @@ from kfs_credentials.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from kfs_credentials.keys import held_keys
+from kfs_credentials.keys import held_keys, unknown_in_use
 from kfs_credentials.models import Source
 from kfs_credentials.selection import Selection
 from kfs_credentials.stores import secret_stores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from kfs_credentials.keys import HeldKey
 
 TAG = "kfs_credentials"
 OLDEST_POSTGRESQL = 15
@@ -159,7 +161,9 @@ def _binding(using: str, store: str) -> Iterator[CheckMessage]:
 
 @checks.register(TAG, Tags.security, deploy=True)
 def check_held_keys(**_: Any) -> list[CheckMessage]:
-    """E011: a key that secrets are sealed under is missing. W012: the database could not be asked whether one is.
+    """E011: a key that secrets are sealed under is missing. W015: of some it is not known under which key they are.
+
+    W012: the database could not be asked.
 
     With --deploy, and whatever --database says: without the key, these secrets are lost.
     """
@@ -167,7 +171,8 @@ def check_held_keys(**_: Any) -> list[CheckMessage]:
     try:
         key_ring()
         if connections[alias].vendor == "postgresql":
-            return [*_missing_keys(alias)]
+            keys = held_keys(alias)
+            return [*_missing_keys(alias, keys), *_unknown_keys(alias, keys)]
     except (InvalidKey, InvalidSetting):
         pass  # E001 and E002 say so
     except (DatabaseError, InterfaceError) as error:
@@ -182,8 +187,8 @@ def check_held_keys(**_: Any) -> list[CheckMessage]:
     return []
 
 
-def _missing_keys(alias: str) -> Iterator[CheckMessage]:
-    for key in held_keys(alias):
+def _missing_keys(alias: str, keys: Sequence[HeldKey]) -> Iterator[CheckMessage]:
+    for key in keys:
         refs = key["live"] + key["retired"] + key["candidate"]
         if refs and key["key_id"] is not None and not key["in_ring"]:
             yield Error(
@@ -194,6 +199,16 @@ def _missing_keys(alias: str) -> Iterator[CheckMessage]:
                 "first one; then it can go.",
                 id="kfs_credentials.E011",
             )
+
+
+def _unknown_keys(alias: str, keys: Sequence[HeldKey]) -> Iterator[CheckMessage]:
+    if unknown := unknown_in_use(keys):
+        yield checks.Warning(
+            f"Of {unknown:,} ref(s) in use in DATABASES['{alias}'] it is not known under which key they are sealed.",
+            hint="`manage.py reencrypt_secrets` finds out, and moves them to the first key. Until then, remove no key "
+            f"from {NAME}['KEYS'].",
+            id="kfs_credentials.W015",
+        )
 
 
 @checks.register(TAG, Tags.security, deploy=True)

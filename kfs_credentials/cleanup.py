@@ -35,6 +35,7 @@ from kfs_credentials.errors import (
     SecretRetained,
     StoreUnavailable,
 )
+from kfs_credentials.keys import closed, hold
 from kfs_credentials.leases import Lease, Leases
 from kfs_credentials.ledger import note_claim
 from kfs_credentials.models import (
@@ -198,10 +199,12 @@ class Cleanup:
     def reconcile(self, limit: int) -> Counter[str]:
         """Settle at most `limit` reservations past `recover_after`; return how many became what.
 
-        A ref that its source names is active; one that a live job holds is looked at again later; any other is retired.
-        Locks the rows, SKIP LOCKED.
+        A ref that its source names is active, unless its key is closed: that is looked at again later, when
+        `reencrypt_secrets` has moved it. So is one that a live job holds; any other is retired. Holds the keys, see
+        `keys`, and locks the rows, SKIP LOCKED.
         """
         with short_transaction(self.using):
+            hold(self.using)
             unused = self.refs().unused().order_by("recover_after", "id")
             locked = unused.select_for_update(skip_locked=True, no_key=True, of=("self",))[:limit]
             ids = list(locked.values_list("pk", flat=True))
@@ -216,11 +219,12 @@ class Cleanup:
                 for ref, *owner, version in naming.values_list("credential_ref", "pk", "knowledge_space_id", "version")
             }
             activated = 0
-            for row in rows.filter(pk__in=named):
+            sealed_off = SecretObject.objects.filter(key_id__in=closed(self.using)).values("pk")
+            for row in rows.filter(pk__in=named).exclude(credential_ref__in=sealed_off):
                 version = versions.get((row.credential_ref, row.source_id, row.knowledge_space_id))
                 if version is not None:
                     activated += self.refs().filter(pk=row.pk).activate(version)
-            # What a live job holds is the job's; and a ref that another source names is the sweep's finding.
+            # What a live job holds is the job's; a ref that another source names is the sweep's finding.
             kept = self.refs().filter(pk__in=ids).unused().filter(pk__in=[*live, *named])
             counts = {"activated": activated, "kept": kept.recover_later()}
             counts["retired"] = self.refs().filter(pk__in=set(ids) - named.keys() - live).retire()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypedDict
 from django.db.models.functions import Now
 
 from kfs_credentials import sql
-from kfs_credentials.audit import acting_as, record_act
+from kfs_credentials.audit import record_act
 from kfs_credentials.conf import key_ring
 from kfs_credentials.errors import InvalidKey, InvalidSetting, KeyClosed
 from kfs_credentials.models import ClosedKey, EventKind
@@ -22,7 +22,7 @@ from kfs_credentials.transactions import short_transaction
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable
 
 CLOSING = 1_801_876_331
 """The class of our advisory lock (the first of its two numbers): "kfsk" in ASCII."""
@@ -50,14 +50,18 @@ def refuse_closed(using: str, key_id: str | None = None) -> frozenset[str]:
     return found
 
 
-def close_keys(using: str, key_ids: Collection[str], *, by: str, primary: str) -> None:
+def close_keys(
+    using: str, key_ids: Collection[str], *, by: str, primary: str, fence: Callable[[], None] = lambda: None
+) -> None:
     """Let nothing come into use under these keys from here on, and open `primary` again if it was closed.
 
     `by`: who closes them. Works in a short transaction of its own, which waits, for LOCK_TIMEOUT at most, for those
-    that hold the keys; raises a database error if that is not enough.
+    that hold the keys; raises a database error if that is not enough. `fence` is called inside of it, before anything
+    is written: it locks what says that the caller may still do this, and raises if it may not.
     """
-    with short_transaction(using), acting_as(by):
+    with short_transaction(using):
         sql.query(using, "keys/close", closing=CLOSING)
+        fence()
         before = closed(using)
         keys = ClosedKey.objects.using(using)
         new = [key_id for key_id in key_ids if key_id not in before and key_id != primary]
@@ -105,6 +109,14 @@ def held_keys(using: str, *, tenant: str | None = None, space: uuid.UUID | None 
         for key_id in (*ring, *others, *([None] if None in held else []))
         for live, retired, candidate in [held.get(key_id, (0, 0, 0))]
     ]
+
+
+def unknown_in_use(keys: Iterable[HeldKey]) -> int:
+    """Return how many refs are in use of which it is not known under which key they are, of what `held_keys` returned.
+
+    The Node service does not note it, nor does whoever registers what a source names: any key may be theirs.
+    """
+    return sum(key["live"] for key in keys if key["key_id"] is None)
 
 
 def _ring() -> tuple[str, ...]:

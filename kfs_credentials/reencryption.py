@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kfs_credentials import sql
-from kfs_credentials.audit import acting_as, record
+from kfs_credentials.audit import acting_as, current_actor, record
 from kfs_credentials.binding import Watch, advance
 from kfs_credentials.conf import key_ring, settings
 from kfs_credentials.crypto import Scope
@@ -28,8 +28,8 @@ from kfs_credentials.errors import (
     InvalidScope,
     KfsCredentialsError,
     LeaseLost,
-    SecretIntegrityError,
     SecretNotFound,
+    SecretStoreError,
 )
 from kfs_credentials.keys import close_keys, hold
 from kfs_credentials.leases import Lease
@@ -45,7 +45,7 @@ PAGE = 2000
 """Refs that are read in one step."""
 BEGUN = "another run has begun"
 OVER = (RefState.DELETING, RefState.DELETED)
-"""What is in these states is being erased, or is erased already: nothing of it is sealed anew."""
+"""What is in these states is being erased, or is erased already: nothing of it is sealed anew unless it is named."""
 
 
 class Outcome(enum.Enum):
@@ -73,6 +73,8 @@ class Object:
     size: int
     live: bool
     """Its object has to be there: a source names the ref, or may name it again."""
+    named: bool
+    """It is being erased, or is erased, and a source names it by a stale save: if its object is there, it is copied."""
     result: Resealed | KfsCredentialsError | None = None
     """What the store answered; None if it was not asked, or its answer is not known."""
     gone: bool = False
@@ -89,7 +91,7 @@ class Object:
     @property
     def is_found(self) -> bool:
         """Whether something lies there, whatever it is."""
-        return isinstance(self.result, Resealed | SecretIntegrityError)
+        return isinstance(self.result, Resealed | SecretStoreError) and not isinstance(self.result, SecretNotFound)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -135,8 +137,10 @@ class Batch:
 class Reencryption:
     """The steps, for one run on one database.
 
-    `using`: the database alias. `worker`: the run's name. `lease`: seconds. `by`: who is noted to have done it.
+    `using`: the database alias. `worker`: the run's name. `lease`: seconds. `by`: who is noted to have closed the keys.
     `store`: only what lies in the store of this alias. `recheck`: look at every object, whatever is recorded.
+
+    It acts in the name of whoever makes it, whichever worker then goes through its steps.
     """
 
     def __init__(
@@ -146,16 +150,26 @@ class Reencryption:
         self.worker = worker
         self.lease = Lease(worker, lease, size=1)
         self.by = by
+        self.actor = current_actor()
         self.store = store
         self.recheck = recheck
         self.primary = key_ring().primary.id
+        self._is_leased = False
 
     def begin(self) -> Lease:
         """Lease the run, then close all keys of the ring but the first, which is opened again if it was closed.
 
         Committed before the first ref is looked at: see `keys`. Raises `ImproperlyPrepared` if another run is at work,
-        and `WorkersPaused`.
+        `WorkersPaused`, and `LeaseLost` if another run has begun since this one leased it: that one's keys stay as they
+        are. Calling it again goes on where it was.
         """
+        if not self._is_leased:
+            self._take_lease()
+        with acting_as(self.actor):
+            close_keys(self.using, key_ring().key_ids[1:], by=self.by, primary=self.primary, fence=self._fence)
+        return self.lease
+
+    def _take_lease(self) -> None:
         with short_transaction(self.using):
             check_not_paused(self.using)
             sql.query(self.using, "cleanup/rounds", name=Round.REENCRYPTION)
@@ -166,14 +180,18 @@ class Reencryption:
                     f"Another reencrypt_secrets is at work on the database '{self.using}', or was until a moment ago. "
                     f"Wait for its end; if it was killed, for {self.lease.duration:g} s (KFS_CREDENTIALS['LEASE'])."
                 )
-        close_keys(self.using, key_ring().key_ids[1:], by=self.by, primary=self.primary)
-        return self.lease
+        self._is_leased = True
+
+    def _fence(self) -> None:
+        """Extend, and so lock, the lease in the caller's transaction. Raises `LeaseLost` if another run has begun."""
+        if not Round.objects.using(self.using).renew(self.lease):
+            raise LeaseLost(BEGUN)
 
     def page(self, after: str, limit: int = PAGE) -> Page:
         """Return what comes after this ref. Locks nothing."""
         with short_transaction(self.using):
             found = [Object(*row) for row in sql.query(self.using, "keys/page", after=after, limit=limit)]
-        ours = [one for one in found if one.state not in OVER and self.store in (None, one.store)]
+        ours = [one for one in found if (one.named or one.state not in OVER) and self.store in (None, one.store)]
         objects = [one for one in ours if self.recheck or one.key_id != self.primary]
         return Page(objects, len(ours) - len(objects), found[-1].ref if found else None)
 
@@ -216,8 +234,7 @@ class Reencryption:
         if self.lease.renewal_due:
             asked_at = time.monotonic()
             with short_transaction(self.using):
-                if not Round.objects.using(self.using).renew(self.lease):
-                    raise LeaseLost(BEGUN)
+                self._fence()
             self.lease.confirmed(asked_at)
 
     def settle(self, batch: Batch) -> Counter[Outcome]:
@@ -227,16 +244,15 @@ class Reencryption:
         has begun: then nothing was written. Locks the ledger rows (waits for LOCK_TIMEOUT at most).
         """
         refs = {item.ref: item for item in batch.items}
-        with short_transaction(self.using), acting_as(self.by):
+        with short_transaction(self.using), acting_as(self.actor):
             hold(self.using)
             list(ledger(self.using).filter(credential_ref__in=list(refs)).lock().values_list("pk"))
             gone = {ref for (ref,) in sql.query(self.using, "keys/gone", refs=list(refs))}
             for item in batch.items:
                 item.gone = item.ref in gone
             batch.back = [item for item in batch.items if item.gone and not isinstance(item.result, SecretNotFound)]
-            if not Round.objects.using(self.using).renew(self.lease):
-                raise LeaseLost(BEGUN)
-            sealed = [item for item in batch.items if isinstance(item.result, Resealed)]
+            self._fence()
+            sealed = [item for item in batch.items if isinstance(item.result, Resealed) and not item.gone]
             receipts = [item.result for item in sealed if isinstance(item.result, Resealed)]
             noted = sql.query(
                 self.using,
@@ -271,11 +287,10 @@ class Reencryption:
     def reseal_probes(self) -> bool:
         """Seal the probe of each store under the first key, too: the last that was under another one. Return True.
 
-        Raises as `binding.advance` does.
+        Of each, also where only one store's secrets are moved: who hears that a key can go looks at no probe. Raises as
+        `binding.advance` does.
         """
         for store in settings.STORES:
-            if self.store not in (None, store):
-                continue
             seen = secret_stores[store].read_probe()
             if isinstance(seen, Probe) and seen.key_id != self.primary:
                 advance(self.using, store, worker=self.worker)

@@ -97,7 +97,8 @@ class ReencryptionWorker(Worker):
             after = page.after
         if not after and (expected := self._in_database(self._named)):
             self.summary.expected = expected
-        if self.summary.expected and not self.summary.found:
+        # What an earlier run has moved was found by that.
+        if self.summary.expected and not (self.summary.found or self.summary.outcomes[Outcome.SKIPPED]):
             raise ImproperlyPrepared(
                 f"found 0 of {self.summary.expected:,}: the database has so many refs in use that are to be sealed "
                 "anew, and the store holds an object for none of them. See whether this is the right database "

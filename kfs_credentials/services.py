@@ -48,6 +48,7 @@ from kfs_credentials.errors import (
     BindingProblem,
     ImproperlyPrepared,
     InvalidMetadata,
+    KeyClosed,
     KfsCredentialsError,
     MutationFailed,
     NoCredentials,
@@ -145,7 +146,11 @@ def create_source(
     if credentials is not None:
         new = Operation(Purpose.CREATE, tenant, space, source, id=operation)
         put = _reserve_and_put(using, new, checked_credentials(credentials, validate))
-    _repeated(using, _Insertion(using, tenant, source, values, new, put, is_made_id=source == made_id).insert)
+    insertion = _Insertion(using, tenant, source, values, new, is_made_id=source == made_id)
+    if put is None:
+        _repeated(using, partial(insertion.insert, None))
+    else:
+        _activated(using, put, insertion.insert)
     return _read(using, source)
 
 
@@ -154,10 +159,10 @@ def resolve_credentials(*, tenant: str, source_id: Id, using: str | None = None)
     """Return the credentials of a source: from the store if it has a ref, else in clear while LEGACY_READS is True.
 
     Raises `SourceNotFound`; `NoCredentials` if there are none, or none that may be read; `InvalidCredentials` if those
-    in clear are nested too deep; `SecretNotFound`, `SecretIntegrityError`, `StoreUnavailable`, `StoreDenied`,
-    `StoreMisconfigured`, which it is too if the secret cannot be read since this is not the store that it was put into
-    (`BindingBroken`). Never returns None, part of a secret, or ciphertext. Locks nothing; works inside a
-    transaction, which then stays open while the store answers.
+    in clear are nested too deep; `SecretNotFound`, `SecretIntegrityError`, `SecretStoreError` itself if the store does
+    not give out this one secret; `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, which it is too if the secret
+    cannot be read since this is not the store that it was put into (`BindingBroken`). Never returns None, part of a
+    secret, or ciphertext. Locks nothing; works inside a transaction, which then stays open while the store answers.
     """
     using = _writer(using)
     source = own_id(tenant, source_id, SourceNotFound())
@@ -240,7 +245,7 @@ def rotate_credentials(
         raise VersionConflict(expected_version, version)
     put = _reserve_and_put(using, new, checked_credentials(credentials, validate))
 
-    def activate() -> None:
+    def activate(put: _Put) -> None:
         with short_transaction(using):
             point(
                 using,
@@ -253,7 +258,7 @@ def rotate_credentials(
             )
             put.watch.end()
 
-    _repeated(using, activate)
+    _activated(using, put, activate)
     return _read(using, source)
 
 
@@ -376,6 +381,7 @@ def _writer(using: str | None) -> str:
 class _Put(NamedTuple):
     """What the store has for an operation. `receipt`: None if nothing was put, as the ref was active already."""
 
+    scope: Scope
     ref: str
     receipt: Receipt | None
     watch: Watch
@@ -402,11 +408,30 @@ def _reserve_and_put(using: str, operation: Operation, plaintext: Plaintext) -> 
     ref, state = _repeated(using, commit)
     receipt = None if state == RefState.ACTIVE else store.put(scope, ref, plaintext, look=watch.look)
     is_foreign = receipt is not None and receipt.key_id != key_ring().primary.id
+    put = _Put(scope, ref, receipt, watch)
     if receipt is not None and is_foreign and receipt.key_id in _repeated(using, lambda: keys.closed(using)):
-        # An earlier call with the same id, by a process with an old key ring, has put it there.
-        receipt = store.replace(scope, ref, look=watch.look)
-        _repeated(using, partial(_note, using, ref, receipt))
-    return _Put(ref, receipt, watch)
+        return _sealed_anew(using, put)
+    return put
+
+
+def _sealed_anew(using: str, put: _Put) -> _Put:
+    """Seal anew what an earlier call with the same id, by a process with an old key ring, has put there."""
+    receipt = secret_stores["default"].replace(put.scope, put.ref, look=put.watch.look)
+    _repeated(using, partial(_note, using, put.ref, receipt))
+    return put._replace(receipt=receipt)
+
+
+@sensitive
+def _activated(using: str, put: _Put, activate: Callable[[_Put], None]) -> None:
+    """Do `activate` with what was put; again where its key, another than the first, was closed since that was asked."""
+    try:
+        _repeated(using, partial(activate, put))
+    except KeyClosed as error:
+        if error.key_id == key_ring().primary.id:
+            raise
+    else:
+        return
+    _repeated(using, partial(activate, _sealed_anew(using, put)))
 
 
 def _note(using: str, ref: str, receipt: Receipt) -> None:
@@ -425,41 +450,40 @@ class _Insertion:
     source: uuid.UUID
     values: Mapping[str, Any]
     operation: Operation | None
-    put: _Put | None
     is_made_id: bool
     """Whether the source's id is made of the operation's."""
     inserted_at: datetime | None = None
     """What an earlier try inserted, whose commit was not answered."""
 
-    def insert(self) -> None:
+    def insert(self, put: _Put | None) -> None:
         """Do it; again, if need be: what is there already is told apart from another source of the same id."""
         with short_transaction(self.using):
-            receipt = None if self.put is None else self.put.receipt
+            receipt = None if put is None else put.receipt
             if receipt is not None:
                 keys.hold(self.using)
-            if self._is_done():
+            if self._is_done(put):
                 return
             if receipt is not None:
                 keys.refuse_closed(self.using, receipt.key_id)
             lock_space(self.using, self.tenant, self.values["space"])
-            ref = None if self.put is None else self.put.ref
+            ref = None if put is None else put.ref
             made = sql.query(self.using, "services/create_source", id=self.source, ref=ref, **self.values)
             version = 1
             if made:
                 ((self.inserted_at,),) = made
             else:
                 version = self._version_of_the_same(ref)
-            if self.put is not None:
+            if put is not None:
                 ledger(self.using).filter(credential_ref=ref).activate(version)
                 if receipt is not None:
-                    note_receipt(self.using, self.put.ref, receipt)
-                self.put.watch.end()
+                    note_receipt(self.using, put.ref, receipt)
+                put.watch.end()
 
-    def _is_done(self) -> bool:
+    def _is_done(self, put: _Put | None) -> bool:
         """Return whether the commit of an earlier call took place. Locks the ledger row."""
-        if self.operation is None or self.put is None:
+        if self.operation is None or put is None:
             return False
-        return lock_reserved(self.using, self.operation, self.put.ref) == RefState.ACTIVE
+        return lock_reserved(self.using, self.operation, put.ref) == RefState.ACTIVE
 
     def _version_of_the_same(self, ref: str | None) -> int:
         """Return the version of the source that was not inserted, if it is this operation's; else raise."""

@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.db.models import Count, Exists, F, Min, OuterRef, Q, Value
 from django.db.models.functions import Now
 
-from kfs_credentials.keys import HeldKey, held_keys
+from kfs_credentials.keys import HeldKey, held_keys, unknown_in_use
 from kfs_credentials.models import (
     AcknowledgedShape,
     Attention,
@@ -107,6 +107,11 @@ class Status:
         }
 
     @property
+    def unknown_keys(self) -> int:
+        """Refs in use of which it is not known under which key they are: `reencrypt_secrets` finds out."""
+        return unknown_in_use(self.keys)
+
+    @property
     def moved(self) -> bool:
         """Nothing is left to move, and nothing to look at of what is moved."""
         return not any(self.left) and not any(self.findings.values())
@@ -116,7 +121,7 @@ class Status:
         """Nothing is left to do now, and nothing to look at."""
         if self.pause is not None or self.ledger["overdue"]:
             return False
-        return self.moved and not any(self.ref_findings.values())
+        return self.moved and not any(self.ref_findings.values()) and not self.unknown_keys
 
     def as_json(self) -> dict[str, Any]:
         """Return what `credential_status --format json` prints.

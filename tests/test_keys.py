@@ -13,6 +13,7 @@ from django.core.checks import CheckMessage
 from django.db import connection
 
 from kfs_credentials import services
+from kfs_credentials.audit import acting_as
 from kfs_credentials.backfill import Backfill
 from kfs_credentials.backfill_worker import BackfillWorker
 from kfs_credentials.batch import Move
@@ -39,7 +40,7 @@ from tests.factories import SourceFactory
 from tests.invariants import check_invariants
 from tests.keys import NEW, NEW_ID, OLD, OLD_ID, Change, noted, sealed
 from tests.management.rows import JobFactory, RefFactory, table_contents
-from tests.services.conftest import after_put, create, put, resolve, rotate
+from tests.services.conftest import after_put, before_statement, create, elsewhere, put, resolve, rotate
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("secrets_directory")]
 
@@ -65,7 +66,8 @@ def _old_ring(bound: None, request: pytest.FixtureRequest, kfs_settings: Change)
 
 
 def close(key_id: str = OLD_ID, primary: str = NEW_ID) -> None:
-    close_keys("default", [key_id], by="tests", primary=primary)
+    with acting_as("somebody"):
+        close_keys("default", [key_id], by="tests", primary=primary)
 
 
 def refused(work: Callable[[], object]) -> None:
@@ -91,9 +93,9 @@ def test_closing_is_noted_with_who_did_it_and_once() -> None:
     assert ClosedKey.objects.values_list("key_id", flat=True).get() == NEW_ID
     events = Event.objects.order_by("id").values_list("kind", "actor", "detail", "credential_ref")
     assert list(events) == [
-        (EventKind.KEY_CLOSED, "tests", OLD_ID, None),
-        (EventKind.KEY_CLOSED, "tests", NEW_ID, None),
-        (EventKind.KEY_OPENED, "tests", OLD_ID, None),
+        (EventKind.KEY_CLOSED, "somebody", OLD_ID, None),
+        (EventKind.KEY_CLOSED, "somebody", NEW_ID, None),
+        (EventKind.KEY_OPENED, "somebody", OLD_ID, None),
     ]
 
 
@@ -244,6 +246,31 @@ def test_a_repeated_call_seals_anew_what_is_there_under_a_closed_key(
     assert sealed(files()) == {NEW_ID: 1, OLD_ID: 1}
 
 
+@pytest.mark.parametrize("what", ["create", "rotate"])
+def test_a_key_that_is_closed_right_before_a_repeated_call_activates(
+    store: EncryptedStore, kfs_settings: Change, files: Files, what: str
+) -> None:
+    """It was open when the call looked: what lies there is sealed anew then, and comes into use."""
+    source = make_source()
+    space = source.knowledge_space
+
+    def call() -> Source:
+        return create(space, operation_id="again") if what == "create" else rotate(source, operation_id="again")
+
+    last_step = "_Insertion" if what == "create" else "point"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services, last_step, lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            call()
+    kfs_settings(KEYS=[NEW, OLD])
+    with before_statement("pg_advisory_xact_lock_shared", lambda: elsewhere(close)):
+        made = call()
+    assert SecretObject.objects.get(pk=ref_of(made)).key_id == NEW_ID
+    assert sealed(files()) == {NEW_ID: 1, OLD_ID: 1}
+    kfs_settings(KEYS=[NEW])
+    assert resolve(made) == {"token": "made-up-old" if what == "create" else "made-up-new"}
+
+
 def test_a_repeated_call_notes_under_which_key_it_found_the_secret(store: EncryptedStore, kfs_settings: Change) -> None:
     """The key is not closed: the object stays as it is, and what is noted is the truth."""
     source = make_source()
@@ -356,6 +383,19 @@ def test_a_key_that_still_holds_something_may_not_go(store: EncryptedStore, kfs_
     # Not without --deploy: a web process starts nevertheless.
     kfs_settings(KEYS=[NEW])
     assert checks.run_checks(tags=["kfs_credentials"]) == []
+
+
+def test_refs_in_use_under_unknown_keys_are_a_warning(store: EncryptedStore) -> None:
+    """What the Node service has put; what is to be erased can wait."""
+    for situation in ("active", "retired"):
+        add_secret(store, None, situation)
+    (message,) = deployed()
+    assert (message.id, message.level) == ("kfs_credentials.W015", checks.WARNING)
+    assert message.msg == "Of 1 ref(s) in use in DATABASES['default'] it is not known under which key they are sealed."
+    assert message.hint == (
+        "`manage.py reencrypt_secrets` finds out, and moves them to the first key. Until then, remove no key from "
+        "KFS_CREDENTIALS['KEYS']."
+    )
 
 
 def test_a_database_that_is_not_migrated_is_a_warning() -> None:

@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
+from kfs_credentials.conf import key_ring
 from kfs_credentials.models import Attention, RefState, Round, Source, SourceSecretLifecycleRef
 from kfs_credentials.status import Status, read_cleanup_left, read_status
 from tests.factories import SourceFactory, SpaceFactory
@@ -62,6 +63,7 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("values", "move"), ROWS.values(), ids=ROWS)
 def test_whose_next_move_is_due(values: dict[str, Any], move: str) -> None:
     row = ledger_row(bare(), **values)
+    object_row(row.credential_ref, key_id=key_ring().primary.id)
     status = read_status("default")
     assert status.ledger[row.state] == 1
     assert sum(status.ledger[state.value] for state in RefState) == 1

@@ -37,6 +37,7 @@ from kfs_credentials.errors import (
     SecretIntegrityError,
     SecretNotFound,
     SecretStoreError,
+    StoreDenied,
     StoreMisconfigured,
     StoreUnavailable,
 )
@@ -93,14 +94,18 @@ class CreateOnceStorage(Protocol):
         *,
         check: Callable[[], None] = ...,
         beside: Beside | None = ...,
-    ) -> list[bool]:
+    ) -> list[bool | SecretStoreError]:
         """Replace files (name, content as it was read, new content), durable as a group.
 
-        False for each that is not there any more, or not with that content. `check`, `beside`: as for `create_many`.
+        False for each that is not there any more, or not with that content, or why this one could not be replaced.
+        `check`, `beside`: as for `create_many`.
         """
 
-    def read(self, name: str) -> bytes:
-        """Return the content; raises `SecretNotFound`, `SecretIntegrityError` if it is no file."""
+    def read(self, name: str, *, beside: str | None = ...) -> bytes:
+        """Return the content; raises `SecretNotFound`, `SecretIntegrityError` if it is no file.
+
+        `SecretStoreError` itself if only this file cannot be read: the one of the name `beside` can, or is missing.
+        """
 
     def sync(self, names: Sequence[str]) -> None:
         """Make files durable that another process may have left unsynced; raises `SecretNotFound`."""
@@ -163,15 +168,17 @@ class EncryptedStore(SecretStore):
         return [outcomes[place] for place in range(len(entries))]
 
     @sensitive
-    def _compare(self, ring: KeyRing, entry: Entry) -> Receipt | SecretConflict | SecretIntegrityError:
+    def _compare(self, ring: KeyRing, entry: Entry) -> Receipt | SecretStoreError:
         """Find out what has the entry's name already: the same secret, which is success, or another one."""
         try:
-            blob = self.storage.read(self._name(entry))
+            blob = self._read(entry)
             # Whatever its size: a limit that was lowered does not make it another secret.
             credentials, key_id = unseal_and_tell_key(ring, entry.scope, entry.ref, blob, max_bytes=max(1, len(blob)))
             there = Plaintext.of(credentials)
-        except SecretIntegrityError as error:
-            return error
+        except SecretNotFound:
+            raise
+        except SecretStoreError as error:
+            return _of_one(error)
         if there.exact == entry.plaintext.exact:
             return Receipt(key_id, there.size)
         return SecretConflict(rounding_only=there.rounded == entry.plaintext.rounded)
@@ -180,13 +187,13 @@ class EncryptedStore(SecretStore):
         ring = key_ring()
 
         @sensitive
-        def get(address: Address) -> Credentials | SecretNotFound | SecretIntegrityError:
+        def get(address: Address) -> Credentials | SecretStoreError:
             deadline.check()
             try:
-                blob = self.storage.read(self._name(address))
+                blob = self._read(address)
                 return unseal(ring, address.scope, address.ref, blob, max_bytes=max(1, len(blob)))
-            except (SecretNotFound, SecretIntegrityError) as error:
-                return error
+            except SecretStoreError as error:
+                return _of_one(error)
 
         return on_threads(get, addresses)
 
@@ -211,11 +218,11 @@ class EncryptedStore(SecretStore):
         def reseal(address: Address) -> Resealed | KfsCredentialsError | _Reseal:
             deadline.check()
             try:
-                old = self.storage.read(self._name(address))
+                old = self._read(address)
                 limit = max(1, len(old))  # whatever its size: it is in the store already
                 there, key_id = unseal_and_tell_key(ring, address.scope, address.ref, old, max_bytes=limit)
-            except (SecretNotFound, SecretIntegrityError) as error:
-                return error
+            except SecretStoreError as error:
+                return _of_one(error)
             plaintext = Plaintext.of(there)
             if key_id == ring.primary.id:
                 return Resealed(key_id, plaintext.size, rewritten=False)
@@ -231,7 +238,9 @@ class EncryptedStore(SecretStore):
         beside = self._beside(deadline.look)
         replaced = self.storage.replace_many(named, check=deadline.check, beside=beside)
         for (place, file), is_replaced in zip(files.items(), replaced, strict=True):
-            if is_replaced:
+            if isinstance(is_replaced, SecretStoreError):
+                outcomes[place] = is_replaced
+            elif is_replaced:
                 outcomes[place] = file.receipt
         # Whoever replaced these may have died before they were durable, and the old bytes could come back.
         whole = [place for place, outcome in enumerate(found) if isinstance(outcome, Resealed)]
@@ -260,9 +269,12 @@ class EncryptedStore(SecretStore):
         try:
             old = self.storage.read(self._probe_name)
         except SecretNotFound:
-            (written,) = self.storage.create_many([(self._probe_name, _sealed(probe))], check=deadline.check)
+            (created,) = self.storage.create_many([(self._probe_name, _sealed(probe))], check=deadline.check)
+            written: bool | SecretStoreError = created
         else:
             (written,) = self.storage.replace_many([(self._probe_name, old, _sealed(probe))], check=deadline.check)
+        if isinstance(written, SecretStoreError):
+            raise StoreUnavailable(f"the probe of the secret store cannot be replaced: {written}")
         if not written:
             raise StoreUnavailable("another process wrote the probe of the secret store at the same time")
 
@@ -300,6 +312,10 @@ class EncryptedStore(SecretStore):
         self.storage.check(self._parts[0])
         key_ring()
 
+    def _read(self, address: Address) -> bytes:
+        """Return the bytes of an object. If only this one cannot be read, its error is one of those `_of_one`."""
+        return self.storage.read(self._name(address), beside=self._probe_name)
+
     def _name(self, address: Address) -> str:
         return object_name(address.ref, prefix=self.prefix)
 
@@ -308,6 +324,13 @@ class EncryptedStore(SecretStore):
         """The prefix as a directory, slash included, and what the names of the files in it begin with."""
         directory, slash, start = self.prefix.rpartition("/")
         return directory + slash, start
+
+
+def _of_one(error: SecretStoreError) -> SecretStoreError:
+    """Return the error that is about one object; raise it if it concerns the store as a whole."""
+    if isinstance(error, StoreUnavailable | StoreDenied | StoreMisconfigured):
+        raise error
+    return error
 
 
 def _sealed(probe: Probe) -> bytes:

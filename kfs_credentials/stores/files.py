@@ -12,7 +12,7 @@ import errno
 import functools
 import os
 import stat
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -34,7 +34,7 @@ from kfs_credentials.stores.directory import FILE_MODE, OPEN_FILES, REPLACEMENT,
 from kfs_credentials.stores.threads import on_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from datetime import datetime
 
     from django.core.files.base import File
@@ -47,6 +47,8 @@ GROUP = 256
 """Files that are open at the same time while a group is written: well below the usual limit of 1,024."""
 
 DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+OF_ONE_FILE = {errno.EACCES, errno.EPERM, errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EOVERFLOW}
+"""What may be wrong with a single file: its rights, a bad block, damaged metadata. Others are never about one alone."""
 MISPLACED = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 NOT_FOUND = "the secret store holds nothing under this ref"
 
@@ -195,16 +197,18 @@ class DurableFileStorage(FileSystemStorage):
         *,
         check: Callable[[], None] = lambda: None,
         beside: Beside | None = None,
-    ) -> list[bool]:
+    ) -> list[bool | SecretStoreError]:
         """Replace the content of files, durably as a group; return for each whether that was done.
 
         It is not done where the file is not there any more, or its content is not what the caller has read: what was
-        erased stays erased, and of several writers at a time one wins.
+        erased stays erased, and of several writers at a time one wins. For a file that cannot be replaced, though
+        others could be written in its directory, that is an error in the place of the answer.
 
         `files`: name, content as it was read, new content. `check`, `beside`: as for `create_many`. Raises
         `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, and what `check` and `beside` raise.
         """
-        replaced = [False] * len(files)
+        replaced: list[bool | SecretStoreError] = [False] * len(files)
+        failed: dict[int, OSError] = {}
         for path, places in self._by_directory([name for name, *_ in files]).items():
             try:
                 directory = self._durable_directory(path)
@@ -217,17 +221,35 @@ class DurableFileStorage(FileSystemStorage):
                 _look(directory, beside)
                 for start in range(0, len(places), GROUP):
                     group = [(place, name, *files[place][1:]) for place, name in places[start : start + GROUP]]
-                    for place in _replace_group(directory, group, check):
+                    for place in _replace_group(directory, group, check, failed):
                         replaced[place] = True
                 _look(directory, beside)
+        self._tell_apart([name for name, *_ in files], failed)
+        for place, problem in failed.items():
+            replaced[place] = SecretStoreError(f"the file system does not replace this object ({_reason(problem)})")
         return replaced
 
     @translated
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, *, beside: str | None = None) -> bytes:
         """Return the content of a file.
 
-        Raises `SecretNotFound`, `SecretIntegrityError` if it is not a regular file, or a store error.
+        `beside`: another file, which can be read, or is missing, if the file system works. Raises `SecretNotFound`,
+        `SecretIntegrityError` if it is not a regular file, `SecretStoreError` itself if this file cannot be read, and
+        `beside` can; or a store error that concerns all of them.
         """
+        try:
+            return self._content(name)
+        except OSError as error:
+            if beside is None or error.errno not in OF_ONE_FILE:
+                raise
+            problem = error
+        with os.scandir(os.path.dirname(self.path(name))) as entries:  # noqa: PTH120
+            next(entries, None)
+        with suppress(SecretNotFound, SecretIntegrityError):
+            self._content(beside)
+        raise SecretStoreError(f"the file system does not read this object ({_reason(problem)})")
+
+    def _content(self, name: str) -> bytes:
         path = Path(self.path(name))
         try:
             if not stat.S_ISREG(path.lstat().st_mode):
@@ -281,14 +303,20 @@ class DurableFileStorage(FileSystemStorage):
                         failed[place] = error
                 directory.sync()
                 _look(directory, beside)
-        for path, places in self._by_directory([names[place] for place in failed]).items():
-            self._probe(path, places[0][1])
+        self._tell_apart(names, failed)
         for place, problem in failed.items():
             removed[place] = SecretStoreError(f"the file system does not remove this object ({_reason(problem)})")
         return removed
 
+    def _tell_apart(self, names: Sequence[str], failed: Collection[int]) -> None:
+        """Raise what concerns the file system as a whole, if that is why these places of `names` have failed.
+
+        Writes and syncs a file without a name in the directory of each.
+        """
+        for path, places in self._by_directory([names[place] for place in failed]).items():
+            self._probe(path, places[0][1])
+
     def _probe(self, path: str, name: str) -> None:
-        """Write and sync a file without a name; raises what concerns the file system as a whole. `name`: any of its."""
         with Directory(path) as directory, directory.write(name, b"probe") as file:
             file.sync()
 
@@ -400,22 +428,40 @@ def _create_group(
 
 
 def _replace_group(
-    directory: Directory, files: Sequence[tuple[int, str, bytes, bytes]], check: Callable[[], None]
+    directory: Directory,
+    files: Sequence[tuple[int, str, bytes, bytes]],
+    check: Callable[[], None],
+    failed: dict[int, OSError],
 ) -> list[int]:
     """Write all, sync all, rename all over the old ones, sync the directory; return the places of those replaced.
 
-    `files`: place, name, content as it was read, new content.
+    `files`: place, name, content as it was read, new content. Places where something may be wrong with this one file
+    are added to `failed`, with what that is.
     """
+
+    @contextmanager
+    def noting(place: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in OF_ONE_FILE:
+                raise
+            failed[place] = error
+
     with ExitStack() as stack:
         written: dict[str, tuple[int, bytes, UnlinkedFile]] = {}
         for place, name, old, content in files:
-            if name not in written and directory.holds(name, old):
+            is_there = False
+            with noting(place):
+                is_there = name not in written and directory.holds(name, old)
+            if is_there:
                 written[name] = place, old, stack.enter_context(directory.write(name, content))
         on_threads(UnlinkedFile.sync, [file for *_, file in written.values()])
         replaced = []
         for place, old, file in written.values():
-            if file.replace(old, check):
-                replaced.append(place)
+            with noting(place):
+                if file.replace(old, check):
+                    replaced.append(place)
         if replaced:
             directory.sync()
     return replaced

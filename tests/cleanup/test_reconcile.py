@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kfs_credentials.cleanup import Cleanup, Outcome
-from kfs_credentials.models import RefState, Source
+from kfs_credentials.keys import CLOSING, close_keys
+from kfs_credentials.models import RefState, SecretObject, Source
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.repairs import Repair
 from kfs_credentials.stores.encrypted import EncryptedStore
@@ -26,6 +29,7 @@ from tests.cleanup.rows import (
 from tests.cleanup.runs import Change, Files, NewSteps, erase_all, sweep
 from tests.factories import SourceFactory
 from tests.management.rows import JobFactory
+from tests.services.conftest import before_statement
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -74,6 +78,32 @@ def test_a_reservation_that_another_source_names_is_neither_used_nor_retired(ste
     assert steps.reconcile(10) == {"kept": 1}
     assert reread(row).state == RefState.STAGED
     assert sweep(steps) == (0, {Repair.MISPLACED: 1})
+
+
+def test_a_reservation_under_a_closed_key_comes_into_use_once_it_was_moved(steps: Cleanup) -> None:
+    source = bare_source()
+    row = add_ref(source, "staged, unused")
+    name_ref(source, row.credential_ref)
+    SecretObject.objects.filter(pk=row.credential_ref).update(key_id="old")
+    close_keys("default", ["old"], by="tests", primary="new")
+    assert steps.reconcile(10) == {"kept": 1}
+    assert reread(row).state == RefState.STAGED
+    assert steps.reconcile(10) == {}, "it is not due again at once"
+    LedgerRow.objects.filter(pk=row.pk).update(recover_after=PAST)
+    SecretObject.objects.filter(pk=row.credential_ref).update(key_id="new")
+    assert steps.reconcile(10) == {"activated": 1}
+
+
+def test_a_key_cannot_be_closed_while_a_reservation_comes_into_use(steps: Cleanup, other: Other) -> None:
+    """Whoever closes it waits, and then sees the ref in use."""
+    source = bare_source()
+    row = add_ref(source, "staged, unused")
+    name_ref(source, row.credential_ref)
+    closing = "SELECT pg_try_advisory_xact_lock(%s, 0)"
+    tried: list[Any] = []
+    with before_statement("UPDATE", lambda: tried.append(other.execute(closing, [CLOSING]).fetchone())):
+        assert steps.reconcile(10) == {"activated": 1}
+    assert tried == [(False,)]
 
 
 @pytest.mark.parametrize("job", ["queued", "running"])

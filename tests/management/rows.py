@@ -14,6 +14,7 @@ import factory
 from django.db import connection
 from django.utils import timezone
 
+from kfs_credentials.conf import key_ring
 from kfs_credentials.crypto import new_ref
 from kfs_credentials.models import (
     JobError,
@@ -97,12 +98,13 @@ class RefFactory(factory.django.DjangoModelFactory[SourceSecretLifecycleRef]):
 
 
 def give_ref(source: Source, *, in_ledger: bool = True) -> str:
-    """Let the source have a ref, as the Node service would do it; return the ref."""
+    """Let the source have a ref, whose object is under the first key; return the ref."""
     ref = new_ref()
     with connection.cursor() as cursor:
         cursor.execute("UPDATE sources SET credential_ref = %s WHERE id = %s", [ref, source.pk])
     if in_ledger:
         ledger_row(source, ref, state=RefState.ACTIVE.value)
+        object_row(ref, key_id=key_ring().primary.id)
     return ref
 
 

@@ -16,8 +16,9 @@ from kfs_credentials.models import (
     SecretObject,
 )
 from kfs_credentials.stores import secret_stores
+from kfs_credentials.stores.base import Probe
 from kfs_credentials.stores.encrypted import EncryptedStore
-from tests.bound import bind_at_once
+from tests.bound import bind_at_once, seal_anew
 from tests.cleanup.rows import add_secret, make_source
 from tests.keys import NEW, NEW_ID, OLD_ID, Change, sealed
 from tests.management.commands import Run
@@ -143,6 +144,9 @@ def test_one_store_of_several(run: Run, tmp_path: Path, new_first: Callable[[], 
     left = f"Keep for now: key {OLD_ID} (1 left)."
     assert last_line(run(COMMAND, "--store", "other")).startswith(f"1 rewritten, 0 skipped, 0 failed in T s. {left}")
     assert sealed(list(other.rglob("*.enc"))) == {NEW_ID: 1}
+    # Of both: when it is said that a key can go, no probe is under it any more.
+    probes = [secret_stores[alias].read_probe() for alias in ("default", "other")]
+    assert [isinstance(probe, Probe) and probe.key_id for probe in probes] == [NEW_ID, NEW_ID]
     assert last_line(run(COMMAND)) == f"1 rewritten, 1 skipped, 0 failed in T s. {REMOVE}"
     outcome = run(COMMAND, "--store", "nowhere")
     assert (outcome.code, outcome.err.strip()) == (
@@ -158,7 +162,9 @@ def test_the_help_says_what_is_closed_and_opened(run: Run) -> None:
     assert "put the new one behind the old one everywhere, then first everywhere, then run this" in text
 
 
-def test_the_status_shows_what_each_key_holds(run: Run, kfs_settings: Change, new_first: Callable[[], None]) -> None:
+def test_the_status_shows_what_each_key_holds(
+    run: Run, store: EncryptedStore, kfs_settings: Change, new_first: Callable[[], None]
+) -> None:
     """Also which is missing, and that this has to be looked at."""
     make_source()
     new_first()
@@ -167,6 +173,7 @@ def test_the_status_shows_what_each_key_holds(run: Run, kfs_settings: Change, ne
     assert re.search(rf"^{NEW_ID} +0 +0 +0 +the first: it encrypts$", out, re.MULTILINE)
     assert re.search(rf"^{OLD_ID} +1 +0 +0$", out, re.MULTILINE)
     kfs_settings(KEYS=[NEW])
+    seal_anew("default", store)
     outcome = run("credential_status", "--check")
     assert outcome.code == 3
     assert re.search(rf"^{OLD_ID} +1 +0 +0 +not in KFS_CREDENTIALS\['KEYS'\]$", outcome.out, re.MULTILINE)

@@ -6,9 +6,11 @@ at barriers and pipes, never by the clock.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from kfs_credentials.crypto import Scope
 
 T = TypeVar("T")
+
+NOBODY = 65534
+CLONE_NEWNS = 0x00020000
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["pytest", "tests.stores.preload"])
@@ -102,6 +107,26 @@ def said(function: Callable[..., Any], *arguments: Any) -> Said:
 
 
 # What the processes do.
+
+
+def as_nobody(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run the function as a user whom the file system refuses something: root it refuses nothing."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    return function(*arguments)
+
+
+def mount(*arguments: str) -> str:
+    """Mount something that nobody but this process sees; return why that is not allowed here, if it is not."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
+        return f"a mount namespace of one's own is not allowed here: {os.strerror(ctypes.get_errno())}"
+    for command in (["mount", "--make-rprivate", "/"], ["mount", *arguments]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return f"mounting is not allowed here: {done.stderr}"
+    return ""
 
 
 def put(scope: Scope, ref: str, value: dict[str, Any]) -> Said:

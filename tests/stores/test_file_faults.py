@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +16,10 @@ from kfs_credentials.stores import Address, Receipt, secret_stores
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.stores.files import DurableFileStorage
 from tests.stores.contract import SCOPE, VALUE, entry
-from tests.stores.processes import Said, put, run, said
+from tests.stores.processes import Said, as_nobody, mount, put, run, said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 AWAY = (
     "the directory for secrets does not exist: {0}. Mount the volume that holds it, or make it with "
@@ -32,8 +29,6 @@ REMOVED = (
     "the directory for secrets is not where it was (No such file or directory, ENOENT): see whether its volume is "
     "mounted"
 )
-NOBODY = 65534
-CLONE_NEWNS = 0x00020000
 
 
 @pytest.fixture
@@ -138,8 +133,8 @@ def test_an_object_that_is_erased_while_it_is_put_again_is_unavailable(
     store.put(SCOPE, ref, VALUE)
     read = DurableFileStorage.read
 
-    def read_and_erase(storage: DurableFileStorage, name: str) -> bytes:
-        content = read(storage, name)
+    def read_and_erase(storage: DurableFileStorage, name: str, **keywords: Any) -> bytes:
+        content = read(storage, name, **keywords)
         (location / name).unlink()
         return content
 
@@ -205,15 +200,8 @@ def test_a_file_that_does_not_fit_is_unavailable_and_leaves_nothing(
 
 def put_on_a_full_disk(location: str, ref: str) -> list[Said] | str:
     """Mount a tiny file system that nobody else sees, fill it, and put; then make room, and put again."""
-    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
-        return f"a mount namespace of one's own is not allowed here: {os.strerror(ctypes.get_errno())}"
-    for command in (
-        ["mount", "--make-rprivate", "/"],
-        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", location],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            return f"mounting is not allowed here: {done.stderr}"
+    if problem := mount("-t", "tmpfs", "-o", "size=64k,mode=700", "none", location):
+        return problem
     answers = [put(SCOPE, ref, VALUE)]
     with Path(location, "junk").open("wb", buffering=0) as junk:
         for _ in range(20):
@@ -264,37 +252,6 @@ def test_too_many_open_files_are_unavailable(store: EncryptedStore) -> None:
 
 
 # Rights.
-
-
-@pytest.fixture
-def reachable(kfs_settings: Callable[..., None]) -> Iterator[Path]:
-    """A directory for secrets that another user can reach; pytest's own are private."""
-    with tempfile.TemporaryDirectory(prefix="kfs-test-") as directory:
-        Path(directory).chmod(0o755)
-        options = {
-            "storage": {
-                "BACKEND": "kfs_credentials.stores.files.DurableFileStorage",
-                "OPTIONS": {"location": directory},
-            }
-        }
-        kfs_settings(
-            STORES={
-                "default": {
-                    "BACKEND": "kfs_credentials.stores.encrypted.EncryptedStore",
-                    "OPTIONS": options,
-                }
-            }
-        )
-        yield Path(directory)
-
-
-def as_nobody(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run the function as a user whom the file system refuses something: root it refuses nothing."""
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-    return function(*arguments)
 
 
 def refused(location: Path) -> Said:

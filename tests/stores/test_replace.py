@@ -142,7 +142,7 @@ def once(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do something once, after the storage was read and before it replaces."""
     real = DurableFileStorage.replace_many
 
-    def replace_many(self: DurableFileStorage, *arguments: Any, **keywords: Any) -> list[bool]:
+    def replace_many(self: DurableFileStorage, *arguments: Any, **keywords: Any) -> list[bool | SecretStoreError]:
         monkeypatch.setattr(DurableFileStorage, "replace_many", real)
         act()
         return real(self, *arguments, **keywords)
@@ -192,7 +192,7 @@ def test_what_is_written_by_others_each_time_fails_alone(
     path = secrets_directory / object_name(ref)
     real = DurableFileStorage.replace_many
 
-    def replace_many(self: DurableFileStorage, asked: Any, **keywords: Any) -> list[bool]:
+    def replace_many(self: DurableFileStorage, asked: Any, **keywords: Any) -> list[bool | SecretStoreError]:
         path.write_bytes(path.read_bytes() + b" ")
         return real(self, asked, **keywords)
 

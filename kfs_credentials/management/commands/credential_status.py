@@ -201,6 +201,11 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
                 f"{counted(found['keyless'], 'ref')} under keys that are not in KFS_CREDENTIALS['KEYS'] (put these "
                 "back, behind the others)"
             )
+        if status.unknown_keys:
+            parts.append(
+                f"{counted(status.unknown_keys, 'ref')} in use under keys that are not known "
+                f"({self.command('reencrypt_secrets', narrow=False)} finds out: until then, remove no key)"
+            )
         if found["closed_key"]:
             parts.append("the first key of this process is closed (put the one that is in use now before it)")
         return "; ".join(parts)

@@ -9,7 +9,7 @@ from django.db import DatabaseError, InterfaceError
 
 from kfs_credentials.conf import NAME, key_ring, settings
 from kfs_credentials.errors import ImproperlyPrepared
-from kfs_credentials.keys import HeldKey, held_keys
+from kfs_credentials.keys import HeldKey, held_keys, unknown_in_use
 from kfs_credentials.leases import new_worker_name
 from kfs_credentials.management.options import (
     Exit,
@@ -129,7 +129,7 @@ on where it was.
             keys: list[HeldKey] | None = held_keys(using)
         except (DatabaseError, InterfaceError):
             keys = None
-        code = Exit.UNKNOWN if keys is None else _exit(summary)
+        code = Exit.UNKNOWN if keys is None else _exit(summary, keys)
         if options["format"] == "table" and summary.failures:
             self.table([("ref", "stays as it is, since"), *summary.failures])
             if (more := summary.outcomes[Outcome.FAILED] - len(summary.failures)) > 0:
@@ -157,6 +157,11 @@ on where it was.
             return f"Ended early: {summary.reason.rstrip('.')}. {again} goes on."
         if failed := summary.outcomes[Outcome.FAILED]:
             return f"{failed:,} stay as they are: keep their keys, put right what is said of each, then run {again}."
+        if unknown := unknown_in_use(keys):
+            return (
+                f"{counted(unknown, 'ref')} came into use meanwhile under a key that is not known (the Node service "
+                f"notes none): remove no key, and run {again} once more."
+            )
         if left := [key for key in _elsewhere(keys) if _refs(key) and key["key_id"] is not None]:
             holders = ", ".join(f"{_named(key)} ({_refs(key):,} left)" for key in left)
             cleanup = self.command("run_secret_cleanup")
@@ -180,12 +185,14 @@ def _named(key: HeldKey) -> str:
     return "unknown keys" if key["key_id"] is None else f"key {key['key_id']}"
 
 
-def _exit(summary: ReencryptionSummary) -> Exit:
+def _exit(summary: ReencryptionSummary, keys: list[HeldKey]) -> Exit:
     if summary.end is End.UNREACHABLE:
         return Exit.UNKNOWN
     if summary.end is not End.DRAINED:
         return Exit.NOT_FINISHED
-    return Exit.LOOK if summary.outcomes[Outcome.FAILED] else Exit.CLEAN
+    if summary.outcomes[Outcome.FAILED]:
+        return Exit.LOOK
+    return Exit.NOT_FINISHED if unknown_in_use(keys) else Exit.CLEAN
 
 
 def _counts(summary: ReencryptionSummary) -> str:

@@ -1,5 +1,4 @@
--- What the store said that these objects are sealed under; their ledger rows are locked. Not of refs that are gone, or
--- claimed for erasure.
+-- What the store said that these objects are sealed under; their ledger rows are locked.
 WITH item AS (
   SELECT * FROM unnest(%(refs)s::text[], %(stores)s::text[], %(key_ids)s::text[], %(sizes)s::integer[])
     AS item (ref, store, key_id, size)
@@ -8,7 +7,6 @@ INSERT INTO kfs_credentials_secret_object AS object (credential_ref, store, key_
 SELECT item.ref, item.store, item.key_id, item.size, statement_timestamp(), statement_timestamp()
 FROM item
 JOIN source_secret_lifecycle_refs ledger ON ledger.credential_ref = item.ref
-WHERE ledger.state NOT IN ('deleting', 'deleted')
 ORDER BY item.ref
 ON CONFLICT (credential_ref) DO UPDATE SET
   key_id = excluded.key_id, size = excluded.size, updated_at = excluded.updated_at
