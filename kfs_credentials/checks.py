@@ -15,11 +15,12 @@ from kfs_credentials.errors import (
     BindingBroken,
     InvalidKey,
     InvalidSetting,
+    KeyClosed,
     SecretStoreError,
     StoreMisconfigured,
     StoreUnavailable,
 )
-from kfs_credentials.keys import held_keys, unknown_in_use
+from kfs_credentials.keys import held_keys, refuse_closed, unknown_in_use
 from kfs_credentials.models import Source
 from kfs_credentials.selection import Selection
 from kfs_credentials.stores import secret_stores
@@ -125,6 +126,20 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
                 id="kfs_credentials.W009",
             )
         ]
+
+
+@checks.register(TAG, Tags.security, deploy=True)
+def check_closed_key(**_: Any) -> list[CheckMessage]:
+    """E016: the first key is closed. Where the database cannot be asked, W012 says so."""
+    alias = router.db_for_write(Source)
+    try:
+        if connections[alias].vendor == "postgresql":
+            refuse_closed(alias)
+    except KeyClosed as error:
+        return [Error(str(error), id="kfs_credentials.E016")]
+    except (InvalidKey, InvalidSetting, DatabaseError, InterfaceError):
+        pass  # E001, E002 and W012 say so
+    return []
 
 
 @checks.register(TAG, Tags.security, deploy=True)

@@ -165,6 +165,8 @@ class BindingFactory(factory.django.DjangoModelFactory[Binding]):
 
     store = "default"
     environment_id = factory.LazyFunction(uuid.uuid4)
+    environment = "production"
+    shown_epoch = 7
     system_identifier = "7000000000000000000"
     database_oid = 16384
     epoch = 7

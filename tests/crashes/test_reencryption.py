@@ -44,9 +44,9 @@ def keys_of_objects(scene: Scene) -> set[str | None]:
     return {envelope_key_id(path.read_bytes()) for path, *_ in scene.files() if path.suffix == ".enc"}
 
 
-def reencrypt(scene: Scene, *, code: int = CLEAN, **settings: Any) -> Worker:
+def reencrypt(scene: Scene, *arguments: str, code: int = CLEAN, **settings: Any) -> Worker:
     """Run it to its end."""
-    worker = scene.start_reencryption(**{"KEYS": NEW_RING, **settings})
+    worker = scene.start_reencryption(*arguments, **{"KEYS": NEW_RING, **settings})
     assert worker.wait() == code, worker.printed
     return worker
 
@@ -99,7 +99,7 @@ def test_frozen_until_another_run_has_begun(scene: Scene, kfs_settings: Change) 
     # That the lease is over is the database's to say, and the frozen one's watch: both have run on.
     expired = "SELECT lease_expires_at <= now() FROM kfs_credentials_round WHERE name = 're-encryption'"
     scene.wait_until(lambda: scene.value(expired), "its lease is over")
-    reencrypt(scene, KEYS=[third.hex(), *NEW_RING])
+    reencrypt(scene, "--reopen", KEYS=[third.hex(), *NEW_RING])  # the frozen one has closed it
     before = scene.everything()
     frozen.send(signal.SIGCONT)
     assert frozen.wait() == NOT_FINISHED, frozen.printed

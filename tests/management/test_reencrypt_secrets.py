@@ -285,6 +285,11 @@ def test_no_ledger_row_of_what_sources_name_is_an_error(run: Run, new_first: Cal
 
 # Keys are closed, and opened.
 
+REFUSED = (
+    f"Key {OLD_ID}, the first in KFS_CREDENTIALS['KEYS'], is closed: another run has moved everything away from it. If "
+    "this process has an old key ring, put the new key first. To go back to this key, say --reopen."
+)
+
 
 def test_the_other_keys_are_closed_and_the_first_is_opened_again(
     run: Run, new_first: Callable[[], None], kfs_settings: Change, files: Files
@@ -296,7 +301,17 @@ def test_the_other_keys_are_closed_and_the_first_is_opened_again(
     assert ClosedKey.objects.values_list("key_id", "closed_by").get() == (OLD_ID, "Operator")
     kfs_settings(KEYS=[OLD, NEW])
     assert run("run_credential_backfill").code == 1
-    assert run(COMMAND, "--by", "Operator").code == 0
+    for arguments in ([], ["--dry-run"]):
+        refused = run(COMMAND, *arguments)
+        assert (refused.code, refused.err.strip().splitlines()[-1]) == (1, f"CommandError: {REFUSED}")
+    assert sealed(files()) == {NEW_ID: 1}
+    (closed,) = (one for one in deployment_checks() if one.id == "kfs_credentials.E016")
+    assert closed.msg == (
+        f"Key {OLD_ID} is closed: `manage.py reencrypt_secrets` moves all secrets to another one, and nothing comes "
+        "into use under this one any more. Put the new key first in this process's KFS_CREDENTIALS['KEYS'], and "
+        "restart it."
+    )
+    assert run(COMMAND, "--by", "Operator", "--reopen").code == 0
     assert ClosedKey.objects.values_list("key_id", flat=True).get() == NEW_ID
     assert sealed(files()) == {OLD_ID: 1}
     assert make_source().credential_ref

@@ -158,7 +158,7 @@ def test_one_store_of_several(run: Run, tmp_path: Path, new_first: Callable[[], 
 def test_the_help_says_what_is_closed_and_opened(run: Run) -> None:
     """And in which order keys are changed."""
     text = " ".join(run(COMMAND, "--help").out.split())
-    assert "The first key itself is opened again if it was closed" in text
+    assert "To go back to an older key, put it first and say --reopen." in text
     assert "put the new one behind the old one everywhere, then first everywhere, then run this" in text
 
 

@@ -132,6 +132,7 @@ def test_some_classes_alone_and_some_left_out(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--only", "object_missing"], "object_missing is about the objects in the store: give --deep too."),
         (["--sample", 3], "--sample is about the objects in the store: give --deep too."),
         (["--rate", 3], "--rate is about the objects in the store: give --deep too."),
         (["--erase-unknown"], "--erase-unknown is about the objects in the store: give --deep too."),

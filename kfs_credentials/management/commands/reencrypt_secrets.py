@@ -9,7 +9,7 @@ from django.db import DatabaseError, InterfaceError
 
 from kfs_credentials.conf import NAME, key_ring, settings
 from kfs_credentials.errors import ImproperlyPrepared
-from kfs_credentials.keys import HeldKey, held_keys, unknown_in_use
+from kfs_credentials.keys import HeldKey, closed, held_keys, unknown_in_use
 from kfs_credentials.leases import new_worker_name
 from kfs_credentials.management.options import (
     Exit,
@@ -42,7 +42,7 @@ class Command(WorkCommand):
     help = (
         "Seal all secrets anew under the first key of KEYS, so that the others can be removed. They are closed first: "
         "from then on nothing comes into use under them, and a process whose first key is one of them refuses to work. "
-        "The first key itself is opened again if it was closed: to go back to an older key, put it first and run this. "
+        "To go back to an older key, put it first and say --reopen. "
         "What is under the first key already is left as it is, so that this is safe beside live traffic, and to "
         "interrupt, kill and repeat."
     )
@@ -69,6 +69,9 @@ on where it was.
             help="open every object, also those that are recorded under the first key: where the Node service, with "
             "another key, has worked on the same tables",
         )
+        parser.add_argument(
+            "--reopen", action="store_true", help="go back to the first key, though it is closed: open it again"
+        )
         add_by_argument(parser, "closes the keys")
         parser.add_argument("--dry-run", action="store_true", help="count what would be moved, and touch nothing")
         add_format_argument(parser)
@@ -83,6 +86,7 @@ on where it was.
             return self._run(using, options)
 
     def _run(self, using: str, options: dict[str, Any]) -> Exit:
+        self._check_key(using, options)
         check_store(using)
         steps = Reencryption(
             using=using,
@@ -116,7 +120,17 @@ on where it was.
             raise ImproperlyPrepared(f"{_counts(worker.summary)} in {seconds:.1f} s; then {problem}")
         return self._finish(using, options, worker.summary, seconds)
 
+    def _check_key(self, using: str, options: dict[str, Any]) -> None:
+        """Refuse to undo what another run has done, unless that is what is meant."""
+        primary = key_ring().primary.id
+        if primary in closed(using) and not options["reopen"]:
+            raise ImproperlyPrepared(
+                f"Key {primary}, the first in {NAME}['KEYS'], is closed: another run has moved everything away from "
+                "it. If this process has an old key ring, put the new key first. To go back to this key, say --reopen."
+            )
+
     def _dry_run(self, using: str, options: dict[str, Any]) -> Exit:
+        self._check_key(using, options)
         keys = held_keys(using)
         elsewhere = _elsewhere(keys)
         parts = [f"{_refs(key):,} under {_named(key)}" for key in elsewhere if _refs(key)]

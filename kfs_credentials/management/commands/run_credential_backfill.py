@@ -87,7 +87,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         store = secret_stores["default"]
         check_store(using)
         steps = Backfill(using=using, store=store, worker=new_worker_name(), lease=settings.LEASE, **selected)
-        if current(using) is None:
+        if current(using) is None and any(read_left(using, **selected)):
             # A copy of the store that was made before this run is told from the store itself by that.
             in_batches(using, [store.alias], lambda part: advance(using, part[0], worker=steps.worker))
 

@@ -37,7 +37,9 @@ from kfs_credentials.management.options import (
 from kfs_credentials.management.progress import Progress
 from kfs_credentials.models import WorkerRole
 from kfs_credentials.stores import secret_stores
+from kfs_credentials.verification.deep import OF_OBJECTS
 from kfs_credentials.verification.findings import FindingClass, what_to_do
+from kfs_credentials.verification.objects import LISTED_OBJECTS
 from kfs_credentials.verification.run import Run
 
 if TYPE_CHECKING:
@@ -46,6 +48,10 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Findings of a class that the table has; JSON has more."""
 NEED_DEEP = ("sample", "rate", "resume", "restart", "erase_unknown")
+
+
+ABOUT_OBJECTS = (*OF_OBJECTS, *LISTED_OBJECTS)
+"""What can be found by looking at the objects alone."""
 
 
 class Command(WorkCommand):
@@ -189,6 +195,8 @@ A deep run that was cut short goes on where it was. It is safe to run this again
         given = [f"--{name.replace('_', '-')}" for name in NEED_DEEP if options[name]]
         if given and not options["deep"]:
             raise ImproperlyPrepared(f"{given[0]} is about the objects in the store: give --deep too.")
+        if not options["deep"] and options["only"] and all(what in ABOUT_OBJECTS for what in options["only"]):
+            raise ImproperlyPrepared(f"{options['only'][0]} is about the objects in the store: give --deep too.")
         if options["sample"] and (options["resume"] or options["restart"]):
             raise ImproperlyPrepared("A sample is read in one go: leave out --resume and --restart, or --sample.")
         if options["erase_unknown"] and (options["tenant"] is not None or options["space"] is not None):
