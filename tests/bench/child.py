@@ -1,5 +1,5 @@
 """A child process of the bench: `load NUMBER`, `backfill`, `rotate NUMBER`, `resolve NUMBER`, `cleanup`, or for the
-verification `few NUMBER REFS`, `verify` or `deep`.
+verification `few NUMBER REFS`, `status`, `verify` or `deep`.
 
 Prints one JSON object.
 """
@@ -31,7 +31,7 @@ from kfs_credentials.conf import settings  # noqa: E402
 from kfs_credentials.leases import new_worker_name  # noqa: E402
 from kfs_credentials.management.options import check_store  # noqa: E402
 from kfs_credentials.models import Source  # noqa: E402
-from kfs_credentials.status import read_cleanup_left, read_left  # noqa: E402
+from kfs_credentials.status import read_cleanup_left, read_left, read_status  # noqa: E402
 from kfs_credentials.stores import secret_stores  # noqa: E402
 from kfs_credentials.verification.run import Run  # noqa: E402
 
@@ -163,6 +163,13 @@ def verify(*, deep: bool = False) -> dict[str, Any]:
     return {**result, **run.looked_at, "done": run.done, "findings": run.findings.total}
 
 
+def status() -> dict[str, Any]:
+    """Read what `credential_status` shows."""
+    with measured() as result:
+        read = read_status("default")
+    return {**result, "sources": read.sources["total"]}
+
+
 def deep() -> dict[str, Any]:
     """Run it with the objects."""
     return verify(deep=True)
@@ -180,6 +187,7 @@ if __name__ == "__main__":
         "resolve": resolve,
         "cleanup": cleanup,
         "few": few,
+        "status": status,
         "verify": verify,
         "deep": deep,
     }

@@ -1,4 +1,4 @@
-"""How long a verification takes where few of many sources have a secret; prints one line each, as JSON.
+"""How long status and verification take where few of many sources have a secret; prints one line each, as JSON.
 
     python -m tests.bench.verify [--sources 1000000] [--refs 10000]
 
@@ -42,7 +42,7 @@ def main() -> None:
         secrets = scratch / "secrets"
         secrets.mkdir(mode=0o700)
         finished(bench.child("few", str(options.sources), str(options.refs), database=ROUND, directory=secrets))
-        for what in ("verify", "verify", "deep"):
+        for what in ("status", "verify", "verify", "deep"):
             result = finished(bench.child(what, database=ROUND, directory=secrets))
             result["seconds"] = round(result.pop("ended") - result.pop("started"), 1)
             sys.stdout.write(json.dumps({"what": what, **result}) + "\n")

@@ -214,7 +214,7 @@ to erase now, and 3 that nothing is, but that a person has to look at something.
 def _key(key: HeldKey) -> tuple[str, ...]:
     what = ["the first: it encrypts"] if key["first"] else []
     if key["key_id"] is None:
-        what.append("not known: reencrypt_secrets finds out")
+        what.append("not known: reencrypt_secrets finds out" if key["live"] else "not known, or no object")
     elif not key["in_ring"]:
         what.append("not in KFS_CREDENTIALS['KEYS']")
     if key["closed"]:

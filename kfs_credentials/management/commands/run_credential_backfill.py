@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, InterfaceError
@@ -12,7 +13,7 @@ from kfs_credentials.backfill_worker import BackfillSummary, BackfillWorker
 from kfs_credentials.batch import Move
 from kfs_credentials.binding import advance
 from kfs_credentials.conf import settings
-from kfs_credentials.errors import ImproperlyPrepared
+from kfs_credentials.errors import ImproperlyPrepared, StoreUnavailable
 from kfs_credentials.leases import new_worker_name
 from kfs_credentials.management.options import (
     Exit,
@@ -28,7 +29,6 @@ from kfs_credentials.management.options import (
 )
 from kfs_credentials.management.progress import Progress
 from kfs_credentials.models import WorkerRole
-from kfs_credentials.operations import in_batches
 from kfs_credentials.pause import current
 from kfs_credentials.status import Status, read_left, read_plan, read_status
 from kfs_credentials.stores import secret_stores
@@ -88,8 +88,10 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         check_store(using)
         steps = Backfill(using=using, store=store, worker=new_worker_name(), lease=settings.LEASE, **selected)
         if current(using) is None and any(read_left(using, **selected)):
-            # A copy of the store that was made before this run is told from the store itself by that.
-            in_batches(using, [store.alias], lambda part: advance(using, part[0], worker=steps.worker))
+            # A copy of the store that was made before this run is told from the store itself by that. Where it does
+            # not go through now, the worker knows how to wait.
+            with suppress(DatabaseError, InterfaceError, StoreUnavailable):
+                advance(using, store.alias, worker=steps.worker)
 
         def remaining() -> tuple[int, ...]:
             movable, queued, running = read_left(using, **selected)
