@@ -295,7 +295,19 @@ def _dangling(rows: Selection) -> int:
         knowledge_space_id=OuterRef("knowledge_space_id"),
         tenant_id=OuterRef("knowledge_space__tenant_id"),
     )
-    return rows.sources().referenced().filter(rows.is_open()).filter(~Exists(own)).count()
+    # Right after a backfill PostgreSQL still takes both sides for next to empty, and would compare each with each.
+    with _without_nested_loops(rows.using):
+        return rows.sources().referenced().filter(rows.is_open()).filter(~Exists(own)).count()
+
+
+@contextmanager
+def _without_nested_loops(using: str) -> Iterator[None]:
+    """Let PostgreSQL join by hashing in this block, inside the transaction that is open."""
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT set_config('enable_nestloop', 'off', true)")
+    yield
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT set_config('enable_nestloop', 'on', true)")
 
 
 def _ledger(rows: Selection) -> dict[str, int]:
