@@ -20,7 +20,7 @@ from kfs_credentials.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from kfs_credentials.keys import held_keys, refuse_closed, unknown_in_use
+from kfs_credentials.keys import held_keys, missing_from_ring, refs_held, refuse_closed, unknown_in_use
 from kfs_credentials.models import Source
 from kfs_credentials.selection import Selection
 from kfs_credentials.stores import secret_stores
@@ -203,17 +203,15 @@ def check_held_keys(**_: Any) -> list[CheckMessage]:
 
 
 def _missing_keys(alias: str, keys: Sequence[HeldKey]) -> Iterator[CheckMessage]:
-    for key in keys:
-        refs = key["live"] + key["retired"] + key["candidate"]
-        if refs and key["key_id"] is not None and not key["in_ring"]:
-            yield Error(
-                f"{NAME}['KEYS'] lacks key {key['key_id']}, and {refs:,} ref(s) in DATABASES['{alias}'] that are not "
-                f"erased are sealed under it: {key['live']:,} in use, {key['retired']:,} to be erased, "
-                f"{key['candidate']:,} reserved.",
-                hint="Put the key back, behind the others. `manage.py reencrypt_secrets` moves what it holds to the "
-                "first one; then it can go.",
-                id="kfs_credentials.E011",
-            )
+    for key in missing_from_ring(keys):
+        yield Error(
+            f"{NAME}['KEYS'] lacks key {key['key_id']}, and {refs_held(key):,} ref(s) in DATABASES['{alias}'] that are "
+            f"not erased are sealed under it: {key['live']:,} in use, {key['retired']:,} to be erased, "
+            f"{key['candidate']:,} reserved.",
+            hint="Put the key back, behind the others. `manage.py reencrypt_secrets` moves what it holds to the "
+            "first one; then it can go.",
+            id="kfs_credentials.E011",
+        )
 
 
 def _unknown_keys(alias: str, keys: Sequence[HeldKey]) -> Iterator[CheckMessage]:

@@ -111,6 +111,16 @@ def held_keys(using: str, *, tenant: str | None = None, space: uuid.UUID | None 
     ]
 
 
+def refs_held(key: HeldKey) -> int:
+    """Return how many refs a key holds that are not erased, in whatever state."""
+    return key["live"] + key["retired"] + key["candidate"]
+
+
+def missing_from_ring(keys: Iterable[HeldKey]) -> list[HeldKey]:
+    """Return the keys that hold refs and are not in the ring of this process, of what `held_keys` returned."""
+    return [key for key in keys if key["key_id"] is not None and not key["in_ring"] and refs_held(key)]
+
+
 def unknown_in_use(keys: Iterable[HeldKey]) -> int:
     """Return how many refs are in use of which it is not known under which key they are, of what `held_keys` returned.
 

@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.db.models import Count, Exists, F, Min, OuterRef, Q, Value
 from django.db.models.functions import Now
 
-from kfs_credentials.keys import HeldKey, held_keys, unknown_in_use
+from kfs_credentials.keys import HeldKey, held_keys, missing_from_ring, refs_held, unknown_in_use
 from kfs_credentials.models import (
     AcknowledgedShape,
     Attention,
@@ -98,11 +98,7 @@ class Status:
             "displaced": self.ledger["displaced"],
             "dangling": self.sources["dangling"],
             "unknown_objects": self.rounds["unknown_objects"] or 0,
-            "keyless": sum(
-                key["live"] + key["retired"] + key["candidate"]
-                for key in self.keys
-                if key["key_id"] is not None and not key["in_ring"]
-            ),
+            "keyless": sum(map(refs_held, missing_from_ring(self.keys))),
             "closed_key": sum(key["first"] and key["closed"] for key in self.keys),
         }
 

@@ -228,24 +228,22 @@ def positive(text: str) -> int:
 
 def positive_seconds(text: str) -> float:
     """Read a number of seconds above 0 from the command line."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a number of seconds above 0")
-    return seconds
+    return _above_zero(text, "a number of seconds above 0")
 
 
 def positive_rate(text: str) -> float:
     """Read a number above 0, of something a second, from the command line."""
+    return _above_zero(text, "a number above 0")
+
+
+def _above_zero(text: str, what: str) -> float:
     try:
-        rate = float(text)
+        number = float(text)
     except ValueError:
-        rate = 0.0
-    if not 0 < rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a number above 0")
-    return rate
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{printable(text)}' is not {what}")
+    return number
 
 
 SETTINGS: dict[str, tuple[str, Callable[[str], Any], str, str]] = {

@@ -57,23 +57,18 @@ class Directory:
             return False
         return True
 
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a file, None if there is none of this name."""
+    def read(self, name: str, most: int = -1) -> bytes | None:
+        """Return the content of a file, `most` bytes of it at most; None if there is none of this name."""
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
         except FileNotFoundError:
             return None
         with open(fd, "rb") as file:  # noqa: PTH123 - it is open already
-            return file.read()
+            return file.read(most)
 
     def holds(self, name: str, content: bytes) -> bool:
         """Return whether a file of this name is there and has exactly this content."""
-        try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
-        except FileNotFoundError:
-            return False
-        with os.fdopen(fd, "rb") as file:
-            return file.read(len(content) + 1) == content
+        return self.read(name, len(content) + 1) == content
 
     def write(self, name: str, content: bytes) -> UnlinkedFile:
         """Write a file that is to have this name, and does not have it yet."""

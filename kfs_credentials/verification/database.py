@@ -153,11 +153,13 @@ class Verification:
                 again = self._page(walk, only=suspects)
                 beside = []
                 for row in again:
-                    if row.problem == PLAINTEXT and row.problem in wanted:
+                    if row.problem not in wanted:
+                        continue
+                    if row.problem == PLAINTEXT:
                         beside.append(row.source)
-                    elif row.problem == UNSWEPT and row.problem in wanted:
+                    elif row.problem == UNSWEPT:
                         self.unswept += 1
-                    elif row.problem in wanted:
+                    else:
                         self._found(row)
                 if beside:
                     self._compare(beside)  # type: ignore[arg-type]  # each such row is a source's
@@ -175,10 +177,9 @@ class Verification:
         }
 
         def read(limit: int) -> list[Row]:
-            limit = limit if only is None else len(only)
             return [Row(*row) for row in sql.query(self.using, f"verification/{walk.file}", limit=limit, **wanted)]
 
-        return self.pages.read(read)
+        return self.pages.read(read, only=only)
 
     def _found(self, row: Row) -> None:
         self.findings.add(
@@ -242,12 +243,11 @@ class Verification:
         wanted = {"space": space, "leaving": leaving, "metadata": metadata, "after": after, "only": only}
 
         def read(limit: int) -> list[Any]:
-            limit = limit if only is None else len(only)
             return sql.query(self.using, "verification/sources", limit=limit, bytes=settings.BATCH_BYTES, **wanted)
 
         return [
             (source, tenant, shape, _paths(document) if suspicious else None, seen)
-            for source, tenant, shape, suspicious, document, seen in self.pages.read(read)
+            for source, tenant, shape, suspicious, document, seen in self.pages.read(read, only=only)
         ]
 
     def _found_in_source(self, source: str, tenant: str | None, shape: str | None, paths: list[str] | None) -> None:

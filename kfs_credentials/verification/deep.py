@@ -193,10 +193,9 @@ class Reading:
         wanted = {"tenant": self.tenant, "space": self.space, "after": after, "only": only}
 
         def read(limit: int) -> list[Object]:
-            limit = limit if only is None else len(only)
             return [Object(*row) for row in sql.query(self.using, "verification/objects", limit=limit, **wanted)]
 
-        return self.pages.read(read)
+        return self.pages.read(read, only=only)
 
     def _parts(self, page: Sequence[Object]) -> Iterator[list[Object]]:
         """Yield what one call to a store may read: no more than BATCH_BYTES, and no more than the rate lets pass."""

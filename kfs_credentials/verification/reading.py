@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -33,16 +33,17 @@ class Pages:
         self.using = using
         self.most = self.size = size
 
-    def read(self, read: Callable[[int], T]) -> T:
+    def read(self, read: Callable[[int], T], *, only: Sized | None = None) -> T:
         """Return what `read` returns, which is given a number of rows; call it again where the database was busy.
 
-        Raises a database error where nothing helps.
+        `only`: the rows to look at where they are known, be they many or few. Raises a database error where nothing
+        helps.
         """
         failures = 0
         while True:
             try:
                 with reading(self.using):
-                    result = read(self.size)
+                    result = read(self.size if only is None else len(only))
             except (DatabaseError, InterfaceError) as error:
                 meaning = fault(error)
                 failures += 1

@@ -9,7 +9,7 @@ from django.db import DatabaseError, InterfaceError
 
 from kfs_credentials.conf import NAME, key_ring, settings
 from kfs_credentials.errors import ImproperlyPrepared
-from kfs_credentials.keys import HeldKey, closed, held_keys, unknown_in_use
+from kfs_credentials.keys import HeldKey, closed, held_keys, refs_held, unknown_in_use
 from kfs_credentials.leases import new_worker_name
 from kfs_credentials.management.options import (
     Exit,
@@ -99,7 +99,7 @@ on where it was.
 
         def count_left() -> int | None:
             try:
-                return sum(map(_refs, _elsewhere(held_keys(using))))
+                return sum(map(refs_held, _elsewhere(held_keys(using))))
             except (DatabaseError, InterfaceError):
                 return None
 
@@ -133,8 +133,8 @@ on where it was.
         self._check_key(using, options)
         keys = held_keys(using)
         elsewhere = _elsewhere(keys)
-        parts = [f"{_refs(key):,} under {_named(key)}" for key in elsewhere if _refs(key)]
-        line = f"{counted(sum(map(_refs, elsewhere)), 'ref')} to move to key {key_ring().primary.id}"
+        parts = [f"{refs_held(key):,} under {_named(key)}" for key in elsewhere if refs_held(key)]
+        line = f"{counted(sum(map(refs_held, elsewhere)), 'ref')} to move to key {key_ring().primary.id}"
         line += f": {', '.join(parts)}. " if parts else ". "
         return self.report(options["format"], {"keys": keys}, f"{line}Nothing was changed.")
 
@@ -176,8 +176,8 @@ on where it was.
                 f"{counted(unknown, 'ref')} came into use meanwhile under a key that is not known (the Node service "
                 f"notes none): remove no key, and run {again} once more."
             )
-        if left := [key for key in _elsewhere(keys) if _refs(key) and key["key_id"] is not None]:
-            holders = ", ".join(f"{_named(key)} ({_refs(key):,} left)" for key in left)
+        if left := [key for key in _elsewhere(keys) if refs_held(key) and key["key_id"] is not None]:
+            holders = ", ".join(f"{_named(key)} ({refs_held(key):,} left)" for key in left)
             cleanup = self.command("run_secret_cleanup")
             return f"Keep for now: {holders}. {cleanup} finishes what is being erased; then run {again}."
         removable = [key["key_id"] for key in keys if key["in_ring"] and not key["first"] and key["key_id"]]
@@ -189,10 +189,6 @@ on where it was.
 def _elsewhere(keys: list[HeldKey]) -> list[HeldKey]:
     """Return the keys other than the first one; also the one that is not known."""
     return [key for key in keys if not key["first"]]
-
-
-def _refs(key: HeldKey) -> int:
-    return key["live"] + key["retired"] + key["candidate"]
 
 
 def _named(key: HeldKey) -> str:
