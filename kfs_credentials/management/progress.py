@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from kfs_credentials.errors import ImproperlyPrepared
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -68,6 +70,21 @@ class Progress:
     ) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+    def run(self, work: Callable[[], object], counts: Callable[[], str]) -> float:
+        """Do the work that is shown; return the seconds since the start.
+
+        Raises `ImproperlyPrepared` if the work does, with what it did until then: `counts` returns that in words.
+        """
+        problem = ""
+        try:
+            work()
+        except ImproperlyPrepared as error:
+            problem = str(error)
+        seconds = time.monotonic() - self.started
+        if problem:
+            raise ImproperlyPrepared(f"{counts()} in {seconds:.1f} s; then {problem}")
+        return seconds
 
     def show(self, ended: int, counts: str) -> None:
         """Show how many are done, of how many, and the rate. `ended`: by this run so far; `counts`: in words."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, InterfaceError
@@ -103,7 +102,6 @@ on where it was.
             except (DatabaseError, InterfaceError):
                 return None
 
-        problem = ""
         quiet, color = options["verbosity"] == 0, options["no_color"]
         with Progress(self.stderr, count_left, doing="re-encrypting", quiet=quiet, no_color=color) as progress:
             worker = ReencryptionWorker(
@@ -111,13 +109,7 @@ on where it was.
                 batch_size=settings.BATCH_SIZE,
                 progress=lambda summary: progress.show(summary.outcomes[Outcome.REWRITTEN], _counts(summary)),
             )
-            try:
-                worker.run()
-            except ImproperlyPrepared as error:
-                problem = str(error)
-        seconds = time.monotonic() - progress.started
-        if problem:
-            raise ImproperlyPrepared(f"{_counts(worker.summary)} in {seconds:.1f} s; then {problem}")
+            seconds = progress.run(worker.run, lambda: _counts(worker.summary))
         return self._finish(using, options, worker.summary, seconds)
 
     def _check_key(self, using: str, options: dict[str, Any]) -> None:

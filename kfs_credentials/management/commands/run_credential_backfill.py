@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from kfs_credentials.backfill_worker import BackfillSummary, BackfillWorker
 from kfs_credentials.batch import Move
 from kfs_credentials.binding import advance
 from kfs_credentials.conf import settings
-from kfs_credentials.errors import ImproperlyPrepared, StoreUnavailable
+from kfs_credentials.errors import StoreUnavailable
 from kfs_credentials.leases import new_worker_name
 from kfs_credentials.management.options import (
     Exit,
@@ -105,7 +104,6 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
                 return None
             return max(movable, queued + running)  # most jobs' sources are movable ones
 
-        problem = ""
         quiet = options["verbosity"] == 0
         with Progress(self.stderr, count_left, quiet=quiet, no_color=options["no_color"]) as progress:
             worker = BackfillWorker(
@@ -116,13 +114,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
                 watch=options["watch"],
                 progress=lambda summary: progress.show(sum(summary.moves[move] for move in ENDING), _counts(summary)),
             )
-            try:
-                worker.run()
-            except ImproperlyPrepared as error:
-                problem = str(error)
-        seconds = time.monotonic() - progress.started
-        if problem:
-            raise ImproperlyPrepared(f"{_counts(worker.summary)} in {seconds:.1f} s; then {problem}")
+            seconds = progress.run(worker.run, lambda: _counts(worker.summary))
         return self._finish(using, options, worker.summary, seconds)
 
     def _dry_run(self, using: str, options: dict[str, Any]) -> Exit:

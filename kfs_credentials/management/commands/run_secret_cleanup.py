@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, InterfaceError
@@ -10,7 +9,6 @@ from django.db import DatabaseError, InterfaceError
 from kfs_credentials.cleanup import Cleanup, Outcome
 from kfs_credentials.cleanup_worker import CleanupSummary, CleanupWorker
 from kfs_credentials.conf import settings
-from kfs_credentials.errors import ImproperlyPrepared
 from kfs_credentials.leases import new_worker_name
 from kfs_credentials.management.options import (
     Exit,
@@ -92,8 +90,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
             except (DatabaseError, InterfaceError):
                 return None
 
-        problem, color = "", options["no_color"]
-        quiet = options["verbosity"] == 0
+        quiet, color = options["verbosity"] == 0, options["no_color"]
         with Progress(self.stderr, count_left, doing="erasing", quiet=quiet, no_color=color) as progress:
             worker = CleanupWorker(
                 steps,
@@ -106,13 +103,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
                     sum(summary.outcomes[outcome] for outcome in ENDING), _counts(summary)
                 ),
             )
-            try:
-                worker.run()
-            except ImproperlyPrepared as error:
-                problem = str(error)
-        seconds = time.monotonic() - progress.started
-        if problem:
-            raise ImproperlyPrepared(f"{_counts(worker.summary)} in {seconds:.1f} s; then {problem}")
+            seconds = progress.run(worker.run, lambda: _counts(worker.summary))
         return self._finish(using, options, worker.summary, seconds)
 
     def _dry_run(self, using: str, options: dict[str, Any]) -> Exit:
