@@ -25,11 +25,11 @@ def perform(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     may have been carried out or not; at most one of them was begun.
     """
     for function, arguments in calls:
-        sys.stdout.write(json.dumps(_answer(function, arguments)) + "\n")
+        sys.stdout.write(json.dumps(answer(function, arguments)) + "\n")
         sys.stdout.flush()
 
 
-def _answer(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def answer(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     close_old_connections()  # as Django does before each request
     try:
         result = getattr(services, function)(**arguments)

@@ -27,11 +27,14 @@ from django.utils.module_loading import import_string
 NEEDED = [
     "django.db.migrations.executor",
     "example_project.urls",
+    "kfs_credentials.management.commands.reencrypt_secrets",
     "kfs_credentials.management.commands.run_credential_backfill",
     "kfs_credentials.management.commands.run_secret_cleanup",
     "psycopg",
     "tests.crashes.application",
     "tests.crashes.stores",
+    "tests.torture.applications",
+    "tests.torture.store",
 ]
 """What every child imports: done once, before it is forked."""
 

@@ -83,19 +83,43 @@ class Scene(Database):
     def _start(
         self, function: str, arguments: Sequence[Any], settings: Mapping[str, Any], *, poison: str | None = None
     ) -> Worker:
-        options = {"storage": self._storage, "gates": str(self._gates), "poison": poison}
-        stores = {"default": {"BACKEND": "tests.crashes.stores.GatedStore", "OPTIONS": options}}
-        name, output = self._next()
+        gated = ("tests.crashes.stores.GatedStore", {"gates": str(self._gates), "poison": poison})
+        return self.fork("worker", function, arguments, store=gated, settings=settings)
+
+    def fork(
+        self,
+        name: str,
+        function: str,
+        arguments: Sequence[Any],
+        *,
+        store: tuple[str, Mapping[str, Any]],
+        settings: Mapping[str, Any],
+        database: Mapping[str, Any] | None = None,
+    ) -> Worker:
+        """Start a process that calls a function, given by its path, with these arguments.
+
+        `name`: what its name begins with. `store`: the class of its store, and its options besides the storage.
+        `settings`, `database`: what it has on top of the scene's own.
+        """
+        backend, options = store
+        stores = {"default": {"BACKEND": backend, "OPTIONS": {"storage": self._storage, **options}}}
+        name, output = self._next(name)
+        entry = {**self.database, **(database or {})}
         worker = self.nursery.start(
             name,
             arguments,
             function=function,
             output=output,
-            database={**self.database, "OPTIONS": {"application_name": name}},
+            database={**entry, "OPTIONS": {**entry.get("OPTIONS", {}), "application_name": name}},
             settings={**self.settings, "KEYS": self.keys, "STORES": stores, **settings},
         )
         self.workers.append(worker)
         return worker
+
+    def forget(self, worker: Worker) -> None:
+        """Remove what a process that is over has printed."""
+        self.workers.remove(worker)
+        worker.output.unlink(missing_ok=True)
 
     def start_command(self, command: str = "run_credential_backfill") -> Worker:
         """Start `manage.py` with a command as a process of its own, with all settings in the environment."""
@@ -109,6 +133,12 @@ class Scene(Database):
         }
         worker = start_command([command], name=name, output=output, environment=environment)
         self.workers.append(worker)
+        return worker
+
+    def run(self, *arguments: str, code: int = CLEAN, **settings: Any) -> Worker:
+        """Run `manage.py` with these arguments to its end."""
+        worker = self._start(MANAGE, arguments, settings)
+        assert worker.wait() == code, worker.printed
         return worker
 
     def drain(self, code: int = LOOK, **settings: Any) -> None:
@@ -140,9 +170,9 @@ class Scene(Database):
                 worker.send(signal.SIGKILL)
                 worker.wait()
 
-    def _next(self) -> tuple[str, Path]:
+    def _next(self, role: str = "worker") -> tuple[str, Path]:
         # Other tests have workers on the same server.
-        name = f"worker-{len(self.workers) + 1}-{secrets.token_hex(4)}"
+        name = f"{role}-{len(self.workers) + 1}-{secrets.token_hex(4)}"
         return name, self.directory / f"{name}.output"
 
     # What must be true.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,27 +48,31 @@ class GatedStore(EncryptedStore):
         self.gates = Path(gates)
         self.poison = poison
 
+    def at(self, place: str) -> None:
+        """Come to a place: wait if there is a gate."""
+        pass_gate(self.gates, place)
+
     def _put_many(self, entries: Sequence[Entry], *, deadline: Deadline) -> Outcomes[Receipt]:
         if self.poison and any(self.poison.encode() in entry.plaintext.exact for entry in entries):
             os.kill(os.getpid(), signal.SIGKILL)
-        pass_gate(self.gates, BEFORE_PUT)
+        self.at(BEFORE_PUT)
         gate_after = min(VISIBLE_AT_GATE + 1, len(entries))
-        outcomes = super()._put_many(entries, deadline=GatedDeadline(deadline, self.gates, gate_after))
-        pass_gate(self.gates, AFTER_PUT)
+        outcomes = super()._put_many(entries, deadline=GatedDeadline(deadline, self.at, gate_after))
+        self.at(AFTER_PUT)
         return outcomes
 
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
-        pass_gate(self.gates, BEFORE_DELETE)
+        self.at(BEFORE_DELETE)
         gone = min(GONE_AT_GATE, len(addresses) - 1)
         outcomes = super()._delete_many(addresses[:gone], deadline=deadline)
-        pass_gate(self.gates, IN_DELETE)
+        self.at(IN_DELETE)
         # Without another look at the deadline, as the store itself goes on.
         outcomes += self.storage.remove_many([self._name(address) for address in addresses[gone:]])
-        pass_gate(self.gates, AFTER_DELETE)
+        self.at(AFTER_DELETE)
         return outcomes
 
     def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
-        pass_gate(self.gates, BEFORE_REPLACE)
+        self.at(BEFORE_REPLACE)
         half = len(addresses) // 2
         outcomes = super()._replace_many(addresses[:half], deadline=deadline) if half else []
         # The others without another look: so does a store that cannot make its writes conditional.
@@ -79,7 +83,7 @@ class GatedStore(EncryptedStore):
             if isinstance(secret, Credentials)
         ]
         deadline.check()
-        pass_gate(self.gates, IN_REPLACE)
+        self.at(IN_REPLACE)
         self.storage.remove_many([name for name, _ in files])
         self.storage.create_many(files)
         key_id = key_ring().primary.id
@@ -87,30 +91,30 @@ class GatedStore(EncryptedStore):
             Resealed(key_id, Plaintext.of(one).size, rewritten=True) if isinstance(one, Credentials) else one
             for one in found
         ]
-        pass_gate(self.gates, AFTER_REPLACE)
+        self.at(AFTER_REPLACE)
         return outcomes
 
     def _list(self, after: str) -> Sequence[str]:
         names = super()._list(after)
-        pass_gate(self.gates, AFTER_LIST)
+        self.at(AFTER_LIST)
         return names
 
 
 class GatedDeadline(Deadline):
     """A deadline with gates: it is checked right before each secret becomes visible."""
 
-    def __init__(self, deadline: Deadline, gates: Path, gate_after: int) -> None:
+    def __init__(self, deadline: Deadline, at: Callable[[str], None], gate_after: int) -> None:
         super().__init__(deadline.seconds, deadline.guard, deadline.look)
         self.at = deadline.at
-        self.gates = gates
+        self._at = at
         self.gate_after = gate_after
         self.checks = 0
 
     def check(self) -> None:
         """Check, with a gate before the first time, and one after as many as are told."""
         if not self.checks:
-            pass_gate(self.gates, BEFORE_CHECK)
+            self._at(BEFORE_CHECK)
         super().check()
         self.checks += 1
         if self.checks == self.gate_after:
-            pass_gate(self.gates, IN_PUT)
+            self._at(IN_PUT)

@@ -44,13 +44,25 @@ class Worker:
         assert self.wait() == -signal.SIGKILL
 
     def freeze(self) -> None:
-        """Stop it, and wait until each of its threads has stopped, or has ended; SIGCONT lets it go on."""
+        """Stop it, and wait until it has; SIGCONT lets it go on."""
         self.send(signal.SIGSTOP)
+        self.wait_until_frozen()
+
+    def wait_until_frozen(self) -> None:
+        """Wait until each of its threads has stopped, or has ended."""
         deadline = time.monotonic() + PATIENCE
         while not {"T", "X", "Z"}.issuperset(self._states()):
             if time.monotonic() > deadline:
                 pytest.fail(f"{self.name} did not stop")
             os.sched_yield()
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether somebody has stopped it."""
+        try:
+            return "T" in self._states()
+        except FileNotFoundError:
+            return False
 
     def _states(self) -> Iterator[str]:
         for thread in Path(f"/proc/{self.pid}/task").iterdir():

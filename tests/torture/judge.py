@@ -1,0 +1,170 @@
+"""What is found once nobody is at work any more, and a person has decided what is a person's to decide."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from kfs_credentials.crypto import Credentials, Scope, object_name
+from kfs_credentials.ref_operations import discard, restore
+from kfs_credentials.stores import Address
+from kfs_credentials.stores.encrypted import PROBE_NAME
+from tests.crashes.database import ALIAS
+from tests.crashes.scene import CLEAN, LOOK
+from tests.torture.memory import GONE, MARK, TENANT, UNREADABLE, shown
+
+if TYPE_CHECKING:
+    from tests.crashes.scene import Scene
+    from tests.torture.memory import Memory, Value
+
+BESIDE = "SELECT id::text FROM sources WHERE credential_ref IS NOT NULL AND metadata ? 'credentials'"
+CHOICES = """
+SELECT ledger.id, ledger.credential_ref, ledger.knowledge_space_id, ledger.source_id::text
+FROM source_secret_lifecycle_refs ledger
+LEFT JOIN kfs_credentials_secret_object object ON object.credential_ref = ledger.credential_ref
+JOIN sources src ON src.id = ledger.source_id AND src.credential_ref <> ledger.credential_ref
+WHERE object.attention = 'displaced' OR ledger.state = 'active'
+"""
+ACTIVE = """
+SELECT tenant_id, knowledge_space_id, source_id, credential_ref FROM source_secret_lifecycle_refs
+WHERE state = 'active' ORDER BY credential_ref
+"""
+FAILED = """
+SELECT 'job of source ' || source_id || ': ' || COALESCE(last_error_code, '') FROM source_credential_backfills
+WHERE run_state = 'failed'
+UNION ALL
+SELECT 'ref of source ' || source_id || ': ' || COALESCE(last_error_code, state) FROM source_secret_lifecycle_refs
+WHERE state <> 'active' AND (state <> 'deleted' OR next_delete_at IS NOT NULL)
+"""
+FORGOTTEN = 20
+"""How many sources that are gone are looked for."""
+
+
+class Verdict(NamedTuple):
+    """What is wrong, in sentences."""
+
+    lost: list[str]
+    doubled: list[str]
+    leaked: list[str]
+    failed: list[str]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing is."""
+        return not any(self)
+
+
+class Judge:
+    """Decides as an operator, and looks at everything from outside."""
+
+    def __init__(self, scene: Scene, memory: Memory) -> None:
+        self.scene = scene
+        self.memory = memory
+
+    def finish(self) -> None:
+        """Let one backfill and one cleanup do what is left, and settle what waits for a person."""
+        self._work()
+        self._settle_conflicts()
+        self._choose()
+        self._work()
+
+    def verdict(self) -> Verdict:
+        """Look at everything. What every source is, is certain from here on."""
+        self._look_at_sources()
+        lost, self.memory.lost = self.memory.lost, []
+        doubled, leaked = self._look_at_objects()
+        leaked += self._look_for_values()
+        failed = [what for (what,) in self.scene.rows(FAILED)]
+        return Verdict(lost, doubled, leaked, failed)
+
+    # What an operator does.
+
+    def _work(self) -> None:
+        self.scene.expire_leases()
+        self.scene.expire_reservations()
+        for worker in (self.scene.start(BATCH_SIZE=100), self.scene.start_cleanup(BATCH_SIZE=100)):
+            assert worker.wait() in (CLEAN, LOOK), worker.printed
+
+    def _settle_conflicts(self) -> None:
+        """Choose one of the two, wherever a source has a ref and something in clear."""
+        for (source,) in self.scene.rows(BESIDE):
+            known = self.memory.sources[source]
+            keep = "plaintext" if UNREADABLE in known.may_be else random.choice(["ref", "plaintext"])
+            in_clear = self.scene.value(
+                "SELECT metadata #>> '{credentials,token}' FROM sources WHERE id = %s", [source]
+            )
+            self.scene.run("settle_credential_conflict", "--source", source, "--keep", keep, "--yes")
+            if keep == "plaintext":
+                known.may_be = {in_clear}
+
+    def _choose(self) -> None:
+        """Choose one of the two refs, wherever an old writer has displaced the newer one."""
+        for row, ref, space, source in self.scene.rows(CHOICES):
+            known = self.memory.sources[source]
+            (answer,) = self._resolve([source])
+            secret = self.scene.store.get(Scope(TENANT, space, source), ref)
+            if secret["token"] not in known.kept:
+                self.memory.lost.append(f"source {source}: kept is {secret['token']}, not {shown(known.kept)}")
+            if answer != UNREADABLE and random.random() < 0.5:
+                assert discard(ALIAS, [(row, None)]).done in (0, 1)
+            elif restore(ALIAS, [(row, None)]).done:
+                known.may_be = {secret["token"]}
+
+    # What there is.
+
+    def _look_at_sources(self) -> None:
+        sources = self.memory.sources
+        there = [source for source, known in sources.items() if known.may_be != {GONE}]
+        gone = [source for source, known in sources.items() if known.may_be == {GONE}]
+        asked = there + random.sample(gone, min(FORGOTTEN, len(gone)))
+        for source, answer in zip(asked, self._resolve(asked), strict=True):
+            if answer == UNREADABLE:
+                self.memory.lost.append(f"source {source} cannot be read, and no newer ref can be chosen")
+            self.memory.saw(source, answer)
+            sources[source].may_be, sources[source].kept = {answer}, set()
+        for source in gone:
+            if source not in asked:
+                del sources[source]  # else there are more and more of them
+        for (source,) in self.scene.rows("SELECT id::text FROM sources"):
+            if source not in sources or sources[source].may_be == {GONE}:
+                self.memory.lost.append(f"source {source} is there, and must not be")
+
+    def _resolve(self, sources: list[str]) -> list[Value]:
+        calls = [("resolve_credentials", {"tenant": TENANT, "source_id": source}) for source in sources]
+        return [answer.get("error") or answer["credentials"]["token"] for answer in self.scene.call(*calls)]
+
+    def _look_at_objects(self) -> tuple[list[str], list[str]]:
+        """Return which values are there twice, and which objects and files belong to no ref in use."""
+        rows = self.scene.rows(ACTIVE)
+        store = self.scene.store
+        found = store.get_many([Address(Scope(*scope), ref) for *scope, ref in rows]) if rows else []
+        values = Counter(secret["token"] for secret in found if isinstance(secret, Credentials))
+        values.update(
+            value
+            for (value,) in self.scene.rows(
+                "SELECT metadata #>> '{credentials,token}' FROM sources WHERE metadata ? 'credentials'"
+            )
+        )
+        owners = Counter(source for _, _, source, _ in rows)
+        doubled = [f"value {value} is there {count} times" for value, count in values.items() if count > 1]
+        doubled += [f"source {source} has {count} refs in use" for source, count in owners.items() if count > 1]
+        names = {object_name(ref).rpartition("/")[2] for *_, ref in rows}
+        files = {path.name for path in self.scene.secrets.rglob("*") if path.is_file()} - {PROBE_NAME}
+        return doubled, [f"file {name} belongs to no ref in use" for name in sorted(files - names)]
+
+    def _look_for_values(self) -> list[str]:
+        """Return in which tables values are that are none of theirs."""
+        tables = self.scene.rows(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'sources'"
+        )
+        counts = {
+            table: self.scene.value(f"SELECT count(*) FROM {table} t WHERE strpos(t::text, %s) > 0", [MARK])
+            for (table,) in tables
+        }
+        return [f"{count} rows of {table} hold a value" for table, count in counts.items() if count]
+
+
+def quotes(printed: str) -> bool:
+    """Return whether a process has printed a value, where it was not asked to."""
+    return any(MARK in line for line in printed.splitlines() if not line.startswith("{"))

@@ -1,0 +1,90 @@
+"""What every source must be: the judge. It believes nobody but what was acknowledged, and what old writers committed.
+
+A value is the credentials' only member, `{"token": VALUE}`; each is used once, and has `MARK` in it, so that it can be
+searched for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+MARK = "tortured-"
+TENANT = "a tenant"
+
+Value = str
+"""The credentials' only member, or the error's name that an application gets instead."""
+
+GONE = "SourceNotFound"
+REVOKED = "NoCredentials"
+UNREADABLE = "SecretNotFound"
+"""Of a source that names a ref again which was erased before: an old writer brought it back too late."""
+
+NO_VALUES = (GONE, REVOKED, UNREADABLE)
+
+
+def new_value() -> Value:
+    """Return a value that was never used."""
+    return f"{MARK}{uuid4().hex}"
+
+
+@dataclass
+class Known:
+    """What is known of one source."""
+
+    space: str
+    may_be: set[Value]
+    """What an application may be answered: more than one where nobody was told what became of a call."""
+    kept: set[Value] = field(default_factory=set)
+    """What a newer ref holds that an old writer has displaced: it must be readable until a person has chosen."""
+
+
+class Memory:
+    """All sources that there are or were, by space. An application has whole spaces to itself."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, Known] = {}
+        self.spaces: dict[str, set[str]] = {}
+        self.free: set[str] = set()
+        """The spaces that no application has."""
+        self.lost: list[str] = []
+        """What is not as it must be, in sentences."""
+
+    def add_space(self, space: str) -> None:
+        """Note a space, empty and free."""
+        self.spaces[space] = set()
+        self.free.add(space)
+
+    def add(self, source: str, space: str, value: Value) -> None:
+        """Note a source that is there."""
+        self.sources[source] = Known(space, {value})
+        self.spaces[space].add(source)
+
+    def forget(self, source: str) -> None:
+        """Note that a source is gone, by whatever way."""
+        known = self.sources[source]
+        known.may_be, known.kept = {GONE}, set()
+        self.spaces[known.space].discard(source)
+
+    def forget_space(self, space: str) -> None:
+        """Note that a space is gone, and all that was in it."""
+        for source in list(self.spaces.pop(space)):
+            self.sources[source].may_be, self.sources[source].kept = {GONE}, set()
+        self.free.discard(space)
+
+    def saw(self, source: str | None, answer: Value) -> None:
+        """Note what an application was answered, which must be one of what may be."""
+        known = self.sources.get(source or "")
+        may_be = known.may_be if known else {GONE}
+        if answer not in may_be:
+            self.lost.append(f"source {source} is {shown({answer})}, and must be {shown(may_be)}")
+
+    def vanished(self, source: str) -> None:
+        """Note that the row of a source is not there, though nobody has deleted it."""
+        self.lost.append(f"source {source} is gone, and nobody has deleted it")
+        self.forget(source)
+
+
+def shown(values: set[Value]) -> str:
+    """Return values as they can be printed; all of them are made up."""
+    return " or ".join(sorted(values)) or "nothing"
