@@ -55,9 +55,12 @@ class Planned(NamedTuple):
 
 
 class Application:
-    """One of them: its spaces, its plan, and what became of it. `again`: the call over which another one died."""
+    """One of them: its spaces, its plan, and what became of it.
 
-    def __init__(self, memory: Memory, spaces: Sequence[str], again: Planned | None) -> None:
+    `calls`: how many it makes. `again`: the first of them, over which another one died.
+    """
+
+    def __init__(self, memory: Memory, spaces: Sequence[str], again: Planned | None, calls: int) -> None:
         self.memory = memory
         self.spaces = list(spaces)
         self.sources = {space: set(memory.spaces[space]) for space in spaces}
@@ -69,7 +72,7 @@ class Application:
         memory.free.difference_update(spaces)
         if again is not None:
             self._expect(again)
-        while len(self.calls) < CALLS and self.sources:
+        while len(self.calls) < calls and self.sources:
             self.calls.append(self._plan())
 
     def _expect(self, call: Planned) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.crashes.workers import MANAGE, Worker
-from tests.torture.applications import Application, Planned
+from tests.torture.applications import CALLS, Application, Planned
 from tests.torture.judge import quotes
 from tests.torture.proxy import CUTS, FREEZES, KILLS, Fate
 from tests.torture.store import HERE
@@ -121,14 +121,14 @@ class Crew:
         }
         self.processes.append(Process(self._fork(role, MANAGE, commands[role]), self.keys.generation))
 
-    def _start_application(self) -> None:
+    def _start_application(self, calls: int = CALLS) -> None:
         again = self.doubts.pop(0) if self.doubts else None
         spaces = random.sample(sorted(self.memory.free), min(2, len(self.memory.free)))
         if again is not None:
             spaces = [again.space, *spaces[:1]]
         if not spaces:
             return
-        application = Application(self.memory, spaces, again)
+        application = Application(self.memory, spaces, again, calls)
         worker = self._fork("application", PERFORM, application.order)
         self.processes.append(Process(worker, self.keys.generation, application))
 
@@ -231,17 +231,6 @@ class Crew:
         else:
             self.scene.forget(worker)
 
-    def let_applications_end(self) -> None:
-        """Wait until the applications have made their calls, each that was in doubt too; nothing befalls them."""
-        while self.doubts or any(process.application for process in self.processes):
-            self.wake(all_of_them=True)
-            if self.doubts:
-                self._start_application()
-            for process in self.processes:
-                if process.application is not None:
-                    process.worker.ends_within(1)
-            self.reap()
-
     def end(self) -> None:
         """Kill all of them."""
         for process in self.processes:
@@ -249,3 +238,12 @@ class Crew:
         for process in self.processes:
             process.worker.ends_within(60)
         self.reap()
+
+    def settle_doubts(self) -> None:
+        """Let each call be made again over which an application died; nothing befalls anybody."""
+        while self.doubts or self.processes:
+            if self.doubts:
+                self._start_application(calls=1)
+            for process in self.processes:
+                process.worker.ends_within(60)
+            self.reap()

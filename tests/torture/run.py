@@ -2,7 +2,7 @@
 
 A round: everybody works on the same sources, and is killed, frozen or cut off at random moments and at each step; now
 and then connections are ended, reservations run out, keys are changed, and once the server crashes. Then nothing
-befalls anybody any more: the applications come to their ends, all others are killed, and one backfill, one cleanup and
+befalls anybody any more: all are killed, applications do again what was not answered, and one backfill, one cleanup and
 an operator do what is left. The judge looks at everything, and the next round begins with what is there.
 """
 
@@ -130,8 +130,8 @@ class Torture:
 
     def _end(self) -> Verdict:
         self.crew.odds = Odds(0, 0, 0)
-        self.crew.let_applications_end()
         self.crew.end()
+        self.crew.settle_doubts()
         self.judge.finish()
         verdict = self.judge.verdict()
         verdict.leaked.extend(self.crew.leaked)
