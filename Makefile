@@ -2,6 +2,7 @@
 
 VENV ?= .venv
 ARGS ?=
+SECONDS ?= 60
 # Empty: the newest Python that is found, and the Django that pip chooses.
 PYTHON ?=
 DJANGO ?=
@@ -10,7 +11,7 @@ export VENV PYTHON DJANGO
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint types wheel clean
+.PHONY: help demo test torture bench lint types wheel clean
 
 help:
 	@echo "kfs-credentials: gets plaintext credentials out of a database, and keeps them out."
@@ -18,6 +19,7 @@ help:
 	@echo "  make demo     make a database with credentials in clear, move them all, show the result;"
 	@echo "                then try .venv/bin/python manage.py credential_status"
 	@echo "  make test     run the tests; with pytest's arguments: make test ARGS='-k launcher -x'"
+	@echo "  make torture  kill, freeze and cut off everybody at any moment, for SECONDS=60; more: ARGS=--help"
 	@echo "  make bench    measure backfill, cleanup and services beside the least durable work that is possible"
 	@echo "  make lint     look for faults and formatting (ruff)"
 	@echo "  make types    check the types (mypy)"
@@ -37,6 +39,10 @@ demo:
 test:
 	@.ci/setup test postgres
 	$(VENV)/bin/pytest -n 2 $(ARGS)
+
+torture:
+	@.ci/setup test postgres
+	@$(python) -m tests.torture --seconds $(SECONDS) $(ARGS)
 
 bench:
 	@.ci/setup test postgres

@@ -1,23 +1,36 @@
-"""Workers killed at random moments, over and over: the end is as if nobody had been killed.
+"""Backfills of the demo's sources killed at random moments: the end is as if nobody had been killed.
 
-KFS_CRASHES=200 pytest tests/crashes/test_kills.py      200 kills of one worker, and 200 of four at once
+With everybody else beside them, and for longer: `make torture`.
 """
 
 from __future__ import annotations
 
 import random
+import signal
 
 import pytest
 
 from tests.crashes.database import NUMBER
-from tests.crashes.kills import ENDED, LIFE, ROUNDS, was_killed
-from tests.crashes.scene import Scene
+from tests.crashes.scene import CLEAN, LOOK, NOT_FINISHED, Scene
 from tests.crashes.workers import Worker
+
+KILLS = 24
+ENDED = (CLEAN, LOOK, NOT_FINISHED)
+"""Exit codes of a worker that found nothing to do, for the moment."""
+LIFE = 0.12
+"""Seconds that a worker goes on at most from the moment at which it is at work."""
+
+
+def was_killed(worker: Worker) -> bool:
+    """Kill a worker; return False if it has ended by itself just before."""
+    worker.send(signal.SIGKILL)
+    code = worker.wait()
+    assert code in (-signal.SIGKILL, *ENDED), worker.printed
+    return code == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize("kills", ROUNDS)
-def test_killed_at_random(scene: Scene, workers: int, kills: int) -> None:
+def test_killed_at_random(scene: Scene, workers: int) -> None:
     """Sources appear all the while, so that there is always something to do."""
     scene.settings["LEASE"] = 1
     # A row may well be hit five times alone by chance, which is what fails one that deserves it.
@@ -25,8 +38,8 @@ def test_killed_at_random(scene: Scene, workers: int, kills: int) -> None:
     scene.set_aside()
     crew: list[Worker] = []
     killed = 0
-    while killed < kills:
-        scene.let_appear(NUMBER // kills)
+    while killed < KILLS:
+        scene.let_appear(NUMBER // KILLS)
         while len(crew) < workers:
             crew.append(scene.start(BATCH_SIZE=random.randint(1, 6)))
         victim = crew.pop(random.randrange(workers))

@@ -140,7 +140,7 @@ class Application:
             memory.forget(call.source)
         else:
             known = memory.sources[call.source]
-            known.may_be = {call.value or ""}
+            known.becomes(call.value or "")
             if call.value == REVOKED:
                 known.kept = set()  # whoever revokes lets go of everything
 

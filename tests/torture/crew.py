@@ -34,8 +34,8 @@ MAY_END = (0, 3, 4, 5)
 BACKFILLS, CLEANUPS, APPLICATIONS = 2, 3, 3
 LIFE = 0.5
 """Seconds that a process is left alone at first, at most: else few would come far."""
-MOST_FROZEN = 2.5
-"""Seconds that a process stays frozen at most: longer than a lease, a reservation and a call to the store."""
+A_WHILE, MOST_FROZEN = 0.4, 2.5
+"""Seconds that a process stays frozen: less than a lease, or longer than that and than some reservations."""
 
 
 @dataclass
@@ -191,7 +191,7 @@ class Crew:
             if process.worker.is_over:
                 continue
             if process.wakes_at is None and process.worker.is_frozen:
-                process.wakes_at = now + random.uniform(0, MOST_FROZEN)
+                process.wakes_at = now + random.uniform(0, random.choice([A_WHILE, MOST_FROZEN]))
                 self.counts["freezes"] += 1
             if process.wakes_at is not None and (all_of_them or now >= process.wakes_at):
                 process.wakes_at = None

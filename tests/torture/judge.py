@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfs_credentials.crypto import Credentials, Scope, object_name
 from kfs_credentials.ref_operations import discard, restore
@@ -96,20 +96,27 @@ class Judge:
             )
             self.scene.run("settle_credential_conflict", "--source", source, "--keep", keep, "--yes")
             if keep == "plaintext":
-                known.may_be = {in_clear}
+                known.becomes(in_clear)
 
     def _choose(self) -> None:
         """Choose one of the two refs, wherever an old writer has displaced the newer one."""
+        choices: dict[str, list[tuple[Any, Value]]] = {}
         for row, ref, space, source in self.scene.rows(CHOICES):
-            known = self.memory.sources[source]
+            value = self.scene.store.get(Scope(TENANT, space, source), ref)["token"]
+            choices.setdefault(source, []).append((row, value))
+        for source, known in self.memory.sources.items():
+            values = {value for _, value in choices.get(source, ())}
+            if not values <= known.kept or known.must_keep not in (None, *values):
+                expected = known.must_keep or shown(known.kept)
+                self.memory.lost.append(f"source {source}: {shown(values)} is kept, and {expected} must be")
+        for source, refs in choices.items():
             (answer,) = self._resolve([source])
-            secret = self.scene.store.get(Scope(TENANT, space, source), ref)
-            if secret["token"] not in known.kept:
-                self.memory.lost.append(f"source {source}: kept is {secret['token']}, not {shown(known.kept)}")
-            if answer != UNREADABLE and random.random() < 0.5:
-                assert discard(ALIAS, [(row, None)]).done in (0, 1)
-            elif restore(ALIAS, [(row, None)]).done:
-                known.may_be = {secret["token"]}
+            for row, value in refs:
+                if answer != UNREADABLE and random.random() < 0.5:
+                    discard(ALIAS, [(row, None)])
+                elif restore(ALIAS, [(row, None)]).done:
+                    self.memory.sources[source].becomes(value)
+                    break
 
     # What there is.
 
@@ -122,7 +129,8 @@ class Judge:
             if answer == UNREADABLE:
                 self.memory.lost.append(f"source {source} cannot be read, and no newer ref can be chosen")
             self.memory.saw(source, answer)
-            sources[source].may_be, sources[source].kept = {answer}, set()
+            sources[source].becomes(answer)
+            sources[source].kept = set()
         for source in gone:
             if source not in asked:
                 del sources[source]  # else there are more and more of them

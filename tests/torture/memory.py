@@ -36,7 +36,13 @@ class Known:
     may_be: set[Value]
     """What an application may be answered: more than one where nobody was told what became of a call."""
     kept: set[Value] = field(default_factory=set)
-    """What a newer ref holds that an old writer has displaced: it must be readable until a person has chosen."""
+    """What newer refs may hold that an old writer has displaced, for a person to choose."""
+    must_keep: Value | None = None
+    """What the newest of them must hold: nobody but an old writer has touched the source since."""
+
+    def becomes(self, *may_be: Value) -> None:
+        """Note that it was changed, by whomever."""
+        self.may_be, self.must_keep = set(may_be), None
 
 
 class Memory:
@@ -63,13 +69,15 @@ class Memory:
     def forget(self, source: str) -> None:
         """Note that a source is gone, by whatever way."""
         known = self.sources[source]
-        known.may_be, known.kept = {GONE}, set()
+        known.becomes(GONE)
+        known.kept = set()
         self.spaces[known.space].discard(source)
 
     def forget_space(self, space: str) -> None:
         """Note that a space is gone, and all that was in it."""
-        for source in list(self.spaces.pop(space)):
-            self.sources[source].may_be, self.sources[source].kept = {GONE}, set()
+        for source in list(self.spaces[space]):
+            self.forget(source)
+        del self.spaces[space]
         self.free.discard(space)
 
     def saw(self, source: str | None, answer: Value) -> None:

@@ -30,6 +30,12 @@ INSERT INTO sources (
 )
 VALUES (%s, %s, 'online_drive', 'active', 'Made up', '', %s, '[]', 1, now(), now())
 """
+NOT_CLAIMED = """
+SELECT FROM source_secret_lifecycle_refs ledger
+JOIN kfs_credentials_secret_object object ON object.credential_ref = ledger.credential_ref
+WHERE ledger.credential_ref = %s AND ledger.state IN ('retired', 'active')
+  AND ledger.delete_attempts = 0 AND object.first_claimed_at IS NULL
+"""
 MOST_READ = 200
 """How many rows it has in mind at most."""
 
@@ -50,6 +56,7 @@ class OldApplication:
         self.memory = memory
         self.read: dict[str, Row] = {}
         self.acts = 0
+        self._brought_back: tuple[str, str] | None = None
 
     def add_space(self, sources: int) -> str:
         """Make a space, with so many sources in clear; return its id."""
@@ -66,10 +73,12 @@ class OldApplication:
         if source is None:
             return
         acts = [self.look, self.change, self.rename, self.save_metadata, self.save_row, self.delete, self.make_anew]
-        act = random.choices([*acts, self.take_away, self.delete_space], [30, 15, 10, 10, 15, 5, 5, 5, 1])[0]
+        act = random.choices([*acts, self.take_away, self.delete_space], [30, 25, 10, 10, 12, 4, 6, 2, 0.5])[0]
+        self._brought_back = None
         with self.briefly():
             act(source)
             self.acts += 1
+        self._look_at_what_was_brought_back()
 
     # What it does; each with the row's lock, in a transaction.
 
@@ -156,15 +165,27 @@ class OldApplication:
         known = self.memory.sources[source]
         if ref is None:
             in_clear = metadata.get("credentials")
-            known.may_be, known.kept = {in_clear["token"] if in_clear else REVOKED}, set()
+            known.becomes(in_clear["token"] if in_clear else REVOKED)
+            known.kept = set()
         elif ref != before:
             self._bring_back(known, self.read[source], displacing=before is not None)
+            self._brought_back = source, ref
 
     def _bring_back(self, known: Known, row: Row, *, displacing: bool) -> None:
         """Note that an older ref is back, whose object may be gone by now; the one in its place must be kept."""
-        if displacing:
-            known.kept |= known.may_be - {UNREADABLE}
-        known.may_be = {*row.may_be, UNREADABLE}
+        displaced = known.may_be if displacing else set()
+        known.becomes(*row.may_be, UNREADABLE)
+        known.kept |= displaced - {UNREADABLE}
+        if len(displaced) == 1:
+            (known.must_keep,) = displaced
+
+    def _look_at_what_was_brought_back(self) -> None:
+        """Note if it must be readable: its erasure was not begun when this was committed, and now it never may be."""
+        if self._brought_back is not None:
+            source, ref = self._brought_back
+            if self.database.rows(NOT_CLAIMED, [ref]):
+                self.memory.sources[source].may_be.discard(UNREADABLE)
+        self._brought_back = None
 
     def _make(self, source: str, space: str) -> None:
         value = new_value()

@@ -39,6 +39,8 @@ MOST_SOURCES = 120
 BOTH = "a source has both a ref and legacy credentials"
 MEANWHILE = (ORPHANED, DANGLING, LATE, BOTH)
 """What may be found at any moment: it is for the next sweep or patrol, or for a person."""
+ACTS = 8
+"""What the old application does from one strike to the next."""
 PAUSE = 0.03
 """Seconds between two strikes, at most."""
 
@@ -87,7 +89,7 @@ class Torture:
         return self._end()
 
     def _befall(self) -> None:
-        for _ in range(3):
+        for _ in range(ACTS):
             self.old.act()
         if len(self.memory.free) < 2 or sum(map(len, self.memory.spaces.values())) < MOST_SOURCES:
             self.old.add_space(PER_SPACE)
