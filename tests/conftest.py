@@ -19,6 +19,8 @@ from kfs_credentials.stores.encrypted import PROBE_NAME, EncryptedStore
 from tests.bound import bind_at_once
 from tests.flush import quick_flush  # noqa: F401 - a fixture for all
 
+pytest_plugins = ["tests.crashes.fixtures"]
+
 SERVER = "KFS_TESTS_SERVER"
 at_end = ExitStack()
 

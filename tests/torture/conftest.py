@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.crashes.conftest import nursery, scene, template  # noqa: F401 - fixtures
 from tests.crashes.scene import Scene
 from tests.torture.judge import Judge
 from tests.torture.memory import Memory
@@ -18,13 +17,13 @@ def memory() -> Memory:
 
 
 @pytest.fixture
-def old(scene: Scene, memory: Memory) -> OldApplication:  # noqa: F811 - the fixture
+def old(scene: Scene, memory: Memory) -> OldApplication:
     """An old application, on a database without sources."""
     scene.execute("DELETE FROM sources")
     return OldApplication(scene, memory)
 
 
 @pytest.fixture
-def judge(scene: Scene, memory: Memory) -> Judge:  # noqa: F811
+def judge(scene: Scene, memory: Memory) -> Judge:
     """The judge."""
     return Judge(scene, memory)

@@ -1,4 +1,4 @@
-"""Fixtures: the nursery and the demo's database once, a scene for each test."""
+"""Fixtures for whoever tests with processes: the nursery and the demo's database once, a scene for each test."""
 
 from __future__ import annotations
 
