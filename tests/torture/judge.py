@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfs_credentials.crypto import Credentials, Scope, object_name
+from kfs_credentials.in_clear import Settled, compared, keep_plaintext, keep_ref
 from kfs_credentials.ref_operations import discard, restore
 from kfs_credentials.stores import Address
 from kfs_credentials.stores.encrypted import PROBE_NAME
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from tests.crashes.scene import Scene
     from tests.torture.memory import Memory, Value
 
-BESIDE = "SELECT id::text FROM sources WHERE credential_ref IS NOT NULL AND metadata ? 'credentials'"
+BESIDE = """
+SELECT id, metadata #>> '{credentials,token}' FROM sources
+WHERE credential_ref IS NOT NULL AND metadata ? 'credentials'
+"""
 CHOICES = """
 SELECT ledger.id, ledger.credential_ref, ledger.knowledge_space_id, ledger.source_id::text
 FROM source_secret_lifecycle_refs ledger
@@ -88,15 +92,14 @@ class Judge:
 
     def _settle_conflicts(self) -> None:
         """Choose one of the two, wherever a source has a ref and something in clear."""
-        for (source,) in self.scene.rows(BESIDE):
-            known = self.memory.sources[source]
-            keep = "plaintext" if UNREADABLE in known.may_be else random.choice(["ref", "plaintext"])
-            in_clear = self.scene.value(
-                "SELECT metadata #>> '{credentials,token}' FROM sources WHERE id = %s", [source]
-            )
-            self.scene.run("settle_credential_conflict", "--source", source, "--keep", keep, "--yes")
-            if keep == "plaintext":
-                known.becomes(in_clear)
+        beside = dict(self.scene.rows(BESIDE))
+        for found, _ in list(compared(ALIAS, list(beside))):
+            known = self.memory.sources[str(found.source)]
+            if UNREADABLE not in known.may_be and random.random() < 0.5:
+                assert keep_ref(ALIAS, found) is Settled.DONE
+            else:
+                assert keep_plaintext(ALIAS, found) is Settled.DONE
+                known.becomes(beside[found.source])
 
     def _choose(self) -> None:
         """Choose one of the two refs, wherever an old writer has displaced the newer one."""
