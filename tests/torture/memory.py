@@ -63,14 +63,15 @@ class Memory:
 
     def add(self, source: str, space: str, value: Value) -> None:
         """Note a source that is there."""
-        self.sources[source] = Known(space, {value})
+        before = self.sources.get(source)
+        # Made anew under the same id, it has what waited for a person before.
+        self.sources[source] = Known(space, {value}, before.kept if before else set())
         self.spaces[space].add(source)
 
     def forget(self, source: str) -> None:
         """Note that a source is gone, by whatever way."""
         known = self.sources[source]
         known.becomes(GONE)
-        known.kept = set()
         self.spaces[known.space].discard(source)
 
     def forget_space(self, space: str) -> None:

@@ -166,7 +166,6 @@ class OldApplication:
         if ref is None:
             in_clear = metadata.get("credentials")
             known.becomes(in_clear["token"] if in_clear else REVOKED)
-            known.kept = set()
         elif ref != before:
             self._bring_back(known, self.read[source], displacing=before is not None)
             self._brought_back = source, ref
