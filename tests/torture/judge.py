@@ -114,12 +114,13 @@ class Judge:
                 self.memory.lost.append(f"source {source}: {shown(values)} is kept, and {expected} must be")
         for source, refs in choices.items():
             (answer,) = self._resolve([source])
+            wants_one = answer == UNREADABLE or random.random() < 0.5
             for row, value in refs:
-                if answer != UNREADABLE and random.random() < 0.5:
-                    discard(ALIAS, [(row, None)])
-                elif restore(ALIAS, [(row, None)]).done:
+                if wants_one and restore(ALIAS, [(row, None)]).done:
                     self.memory.sources[source].becomes(value)
-                    break
+                    wants_one = False
+                else:
+                    discard(ALIAS, [(row, None)])
 
     # What there is.
 
