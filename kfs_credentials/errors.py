@@ -103,6 +103,15 @@ class SecretConflict(SecretStoreError):
         self.rounding_only = rounding_only
 
 
+class NotAsSaid(SecretStoreError):
+    """The store said that it had put, replaced or erased this, and looking at it again shows that it has not.
+
+    If that is so of all that it did in one call, that is `StoreMisconfigured`: then the store itself is to be doubted.
+    """
+
+    code = "SOURCE_SECRET_STORE_CONTRADICTED"
+
+
 class StoreUnavailable(SecretStoreError):
     """The store did not answer in time, or answered that it cannot serve now. Trying later is right.
 
@@ -115,6 +124,10 @@ class StoreUnavailable(SecretStoreError):
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class StoreFull(StoreUnavailable):
+    """The store has no room left. Erasing makes some; trying later is right."""
 
 
 class StoreDenied(SecretStoreError):

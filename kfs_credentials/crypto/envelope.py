@@ -52,6 +52,7 @@ class IntegrityReason(StrEnum):
     DECRYPTION_FAILED = "decryption failed"
     NOT_CREDENTIALS = "not credentials"
     FINGERPRINT = "fingerprint"
+    NOT_AS_PUT = "not what was put"
 
 
 class UnknownKeyError(SecretIntegrityError):

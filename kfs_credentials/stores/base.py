@@ -1,172 +1,46 @@
-"""What a secret store is: the protocol, its deadline, and the batch forms on which everything else is built.
+"""What a secret store is: the protocol, and the batch forms on which everything else is built.
 
 Stores know nothing of the models. They are given scopes and refs, and answer with receipts or with the errors
-of `kfs_credentials.errors`, whatever a client library or a file system raises.
+of `kfs_credentials.errors`, whatever a client library or a file system raises. What a store says that it has put,
+replaced or erased is looked at again, in the same call, before anybody hears of it: see `read_back`.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-import traceback
-import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kfs_credentials.conf import settings
-from kfs_credentials.crypto import Credentials, Plaintext, Scope, sensitive, validate_ref
-from kfs_credentials.errors import (
-    InvalidRef,
-    KfsCredentialsError,
-    SecretIntegrityError,
-    SecretStoreError,
-    StoreUnavailable,
-)
+from kfs_credentials.crypto import Credentials, IntegrityReason, Plaintext, sensitive
+from kfs_credentials.errors import KfsCredentialsError, SecretIntegrityError, StoreMisconfigured
+from kfs_credentials.stores import read_back
+from kfs_credentials.stores.calls import Call, Calls, Deadline
+from kfs_credentials.stores.outcomes import Outcomes, alone, batch, each, unwrap
+from kfs_credentials.stores.values import Address, Entry, Look, Probe, Receipt, Resealed, Sighting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-logger = logging.getLogger(__name__)
+    from kfs_credentials.crypto import Scope
+
+__all__ = [
+    "Address",
+    "Call",
+    "Deadline",
+    "Entry",
+    "Look",
+    "Outcomes",
+    "Probe",
+    "Receipt",
+    "Resealed",
+    "SecretStore",
+    "Sighting",
+]
+"""What a store is written with."""
 
 T = TypeVar("T")
-ItemT = TypeVar("ItemT")
-AddressT = TypeVar("AddressT", bound="Address")
-ErrorT = TypeVar("ErrorT", bound=BaseException)
-
-Outcomes: TypeAlias = list[T | KfsCredentialsError]
-"""What became of each item of a batch, in order: its result, or the error that it would raise alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Whose secret, and under which ref."""
-
-    scope: Scope
-    ref: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry(Address):
-    """An address and what to put there. Its repr shows no value: `Plaintext` hides it."""
-
-    plaintext: Plaintext
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What the store holds after a put: the id of the key it is sealed under, and the plaintext's bytes."""
-
-    key_id: str | None
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """The store's half of a binding: which database it belongs to, and the epoch. See `kfs_credentials.binding`."""
-
-    environment_id: uuid.UUID
-    environment: str
-    system_identifier: str
-    database_oid: int
-    epoch: int
-    key_id: str | None = field(default=None, compare=False)
-    """The key that opened it, where it was read."""
-
-
-Sighting: TypeAlias = Probe | SecretIntegrityError | None
-"""What was seen in the place of the probe: one that no key of the ring opens is an error, None is no object."""
-
-Look: TypeAlias = "Callable[[Sighting], None]"
-"""Called with what was seen; raises where that is not the right store."""
-
-
-class Beside(NamedTuple):
-    """A file to be looked at beside others: its name, and what to call with its content (None: there is none)."""
-
-    name: str
-    look: Callable[[bytes | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Resealed(Receipt):
-    """What the store holds after a replacement. `rewritten`: False if it was under the first key already."""
-
-    rewritten: bool
-
-
-class Deadline:
-    """The moment by which one call has to be over, on a clock that runs on while the process is stopped.
-
-    `guard`: another reason to stop (a lease), which raises when there is one. `look`: what to call with the probe,
-    before and after all that the call writes or erases, and through the same handle.
-    """
-
-    def __init__(self, seconds: float, guard: Callable[[], None] | None = None, look: Look | None = None) -> None:
-        self.seconds = seconds
-        self.guard = guard
-        self.look = look
-        self.at = time.monotonic() + seconds
-
-    @property
-    def remaining(self) -> float:
-        """Seconds left; 0 if there are none."""
-        return max(0.0, self.at - time.monotonic())
-
-    def check(self) -> None:
-        """Raise `StoreUnavailable` if time is up. Call it right before a write becomes visible."""
-        if self.guard is not None:
-            self.guard()
-        if not self.remaining:
-            raise self.passed()
-
-    def passed(self) -> StoreUnavailable:
-        """Return the error that says that time is up."""
-        return StoreUnavailable(
-            f"the secret store did not answer within {self.seconds:g} s (KFS_CREDENTIALS['STORE_TIMEOUT'])"
-        )
-
-
-class Call(Generic[T]):
-    """A call to the store, on a thread of its own: the caller waits as long as it likes, and no longer.
-
-    A call that outlives its deadline cannot be stopped from outside; it looks at the deadline itself before
-    it makes anything visible. The thread is a daemon: a call that hangs for ever keeps no process from
-    ending.
-    """
-
-    def __init__(self, function: Callable[[], T], deadline: Deadline) -> None:
-        self.deadline = deadline
-        self._function = function
-        self._done = threading.Event()
-        self._result: T
-        self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="kfs-credentials-store", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._result = self._function()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the waiting thread raises it
-            self._error = bare(error)
-        finally:
-            del self._function
-            self._done.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for at most `seconds`; return whether the call is over, by its end or by its deadline."""
-        return self._done.wait(min(seconds, self.deadline.remaining)) or not self.deadline.remaining
-
-    def result(self) -> T:
-        """Return what the call returned or raise what it raised; `StoreUnavailable` if its time is up."""
-        while not self._done.wait(remaining := self.deadline.remaining):
-            if not remaining:
-                raise self.deadline.passed()
-        if self._error is not None:
-            raise self._error
-        return self._result
 
 
 class SecretStore(ABC):
@@ -180,6 +54,9 @@ class SecretStore(ABC):
     can_list: ClassVar[bool] = True
     """Whether `list` works. Where it does not, no patrol can be made, and final ledger rows are kept for ever."""
 
+    def __init__(self) -> None:
+        self._calls = Calls()
+
     @sensitive
     def put(
         self, scope: Scope, ref: str, credentials: Mapping[str, Any] | Plaintext, *, look: Look | None = None
@@ -189,12 +66,12 @@ class SecretStore(ABC):
         Putting exactly the same again is success, and makes durable what another process may have left
         unsynced. Raises `InvalidRef`, `InvalidCredentials` (NaN, infinities, not an object),
         `CredentialsTooLarge`, `SecretConflict` if other content is there (which stands),
-        `SecretIntegrityError` if what is there is damaged or of another scope, `StoreUnavailable`,
-        `StoreDenied`, `StoreMisconfigured`; `SecretStoreError` itself if the store failed in a way that
-        nobody foresaw.
+        `SecretIntegrityError` if what is there is damaged or of another scope, `NotAsSaid` if the store says that
+        it has put this and does not give it back, `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`;
+        `SecretStoreError` itself if the store failed in a way that nobody foresaw.
         """
         (outcome,) = self.start_put_many([Entry(scope, ref, Plaintext.of(credentials))], look=look).result()
-        return _unwrap(outcome)
+        return unwrap(outcome)
 
     def get(self, scope: Scope, ref: str) -> Credentials:
         """Return the credentials under `ref`, for exactly this scope.
@@ -203,32 +80,34 @@ class SecretStore(ABC):
         `StoreMisconfigured`, `SecretStoreError`. It never returns part of a secret, ciphertext, or None.
         """
         (outcome,) = self.get_many([Address(scope, ref)])
-        return _unwrap(outcome)
+        return unwrap(outcome)
 
     def delete(self, scope: Scope, ref: str) -> bool:
         """Erase every version of the object; return whether there was one. Never reads or decrypts it.
 
-        Raises `InvalidRef`, `SecretRetained` if the store keeps it or only hides it, `StoreUnavailable`,
-        `StoreDenied`, `StoreMisconfigured`, `SecretStoreError`.
+        Raises `InvalidRef`, `SecretRetained` if the store keeps it or only hides it, `NotAsSaid` if the store says
+        that it is gone and it is not, `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, `SecretStoreError`.
         """
         (outcome,) = self.delete_many([Address(scope, ref)])
-        return _unwrap(outcome)
+        return unwrap(outcome)
 
     def replace(self, scope: Scope, ref: str, *, look: Look | None = None) -> Resealed:
         """Seal what lies under `ref` anew, under the first key of the ring, durably; return its receipt.
 
         The plaintext stays the same. What is under that key already is left as it is, and made durable. Where an
         object is erased at the same moment, it may come back by this: look at its ledger row again afterwards.
-        Raises `InvalidRef`, `SecretNotFound`, `SecretIntegrityError`, `SecretStoreError` itself if somebody else
-        writes there at the same time, `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`.
+        Raises `InvalidRef`, `SecretNotFound`, `SecretIntegrityError`, `NotAsSaid` if the store says that it has
+        replaced this and shows something else, `SecretStoreError` itself if somebody else writes there at the same
+        time, `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`.
         """
         (outcome,) = self.start_replace_many([Address(scope, ref)], look=look).result()
-        return _unwrap(outcome)
+        return unwrap(outcome)
 
     def put_many(self, entries: Sequence[Entry]) -> Outcomes[Receipt]:
         """Put a batch, durable as a group; return a receipt or what `put` would raise for each, in order.
 
-        Raises what concerns the store as a whole: `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`.
+        A receipt is only given for what was read back exactly as it was put. Raises what concerns the store as a
+        whole: `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured` (it gives back nothing of what it has put, too).
         """
         return self.start_put_many(entries).result()
 
@@ -243,7 +122,8 @@ class SecretStore(ABC):
         the handle by which these are put: what it raises keeps the secrets out, or the batch from being used.
         """
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
-        return Call(partial(_batch, partial(self._put_many, deadline=deadline), entries), deadline)
+        put = partial(read_back.put, self._put_many, self._read_back, deadline=deadline)
+        return self._calls.start(partial(batch, put, entries), deadline)
 
     def get_many(self, addresses: Sequence[Address]) -> Outcomes[Credentials]:
         """Get a batch; return the credentials or what `get` would raise for each, in order.
@@ -251,7 +131,8 @@ class SecretStore(ABC):
         Raises what concerns the store as a whole, as `put_many` does.
         """
         deadline = Deadline(settings.STORE_TIMEOUT)
-        return Call(partial(_batch, partial(self._get_many, deadline=deadline), addresses), deadline).result()
+        get = partial(self._get_many, deadline=deadline)
+        return self._calls.start(partial(batch, get, addresses), deadline).result()
 
     def replace_many(self, addresses: Sequence[Address]) -> Outcomes[Resealed]:
         """Replace a batch, durable as a group; return a receipt or what `replace` would raise for each, in order.
@@ -265,7 +146,8 @@ class SecretStore(ABC):
     ) -> Call[Outcomes[Resealed]]:
         """Start `replace_many` and return at once. `guard`, `look`: as for `start_put_many`."""
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
-        return Call(partial(_batch, partial(self._replace_many, deadline=deadline), addresses), deadline)
+        replace = partial(read_back.replace, self._replace_many, self._read_back, self._put_many, deadline=deadline)
+        return self._calls.start(partial(batch, replace, addresses), deadline)
 
     def delete_many(self, addresses: Sequence[Address]) -> Outcomes[bool]:
         """Erase a batch; return for each whether it was there, or what `delete` would raise, in order.
@@ -279,7 +161,8 @@ class SecretStore(ABC):
     ) -> Call[Outcomes[bool]]:
         """Start `delete_many` and return at once. `guard`, `look`: as for `start_put_many`, before objects go."""
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
-        return Call(partial(_batch, partial(self._delete_many, deadline=deadline), addresses), deadline)
+        delete = partial(read_back.erase, self._delete_many, self._remain, deadline=deadline)
+        return self._calls.start(partial(batch, delete, addresses), deadline)
 
     def read_probe(self) -> Sighting:
         """Return the probe, an error if no key of the ring opens it, None if there is none.
@@ -290,7 +173,7 @@ class SecretStore(ABC):
 
     def start_read_probe(self) -> Call[Sighting]:
         """Start `read_probe` and return at once."""
-        return Call(partial(_alone, self._read_probe), Deadline(settings.STORE_TIMEOUT))
+        return self._calls.start(partial(alone, self._read_probe), Deadline(settings.STORE_TIMEOUT))
 
     def create_probe(self, probe: Probe) -> bool:
         """Write the probe durably, unless there is one; return whether it was written. Raises as `read_probe` does."""
@@ -304,7 +187,8 @@ class SecretStore(ABC):
         Two processes must not do this at the same time: `guard` is called right before the probe becomes visible.
         """
         deadline = Deadline(settings.STORE_TIMEOUT, guard)
-        return Call(partial(_alone, partial(self._replace_probe, probe, deadline=deadline)), deadline)
+        replace = partial(read_back.write_probe, self._replace_probe, self._read_probe, probe, deadline=deadline)
+        return self._calls.start(partial(alone, replace), deadline)
 
     def list(self, after: str = "") -> Iterator[str]:
         """Yield the object names that sort after `after`, in order. Foreign ones are left out.
@@ -313,9 +197,20 @@ class SecretStore(ABC):
         An object that is put or erased meanwhile may or may not be among them; all others are, once.
         Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, `SecretStoreError`.
         """
-        while page := self._call(partial(self._list, after)):
+        while page := self._page(after):
             yield from page
             after = page[-1]
+
+    def _page(self, after: str) -> Sequence[str]:
+        """Return the next page of the listing. Raises `StoreMisconfigured` where that would never come to its end."""
+        deadline = Deadline(settings.STORE_TIMEOUT)
+        listing = partial(self._list, after, deadline=deadline)
+        page = self._calls.start(partial(alone, listing), deadline).result()
+        for name in page:
+            if name <= after:
+                raise StoreMisconfigured("the secret store lists its objects in no order, or some of them twice")
+            after = name
+        return page
 
     @staticmethod
     def digest(name: str) -> bytes:
@@ -337,14 +232,15 @@ class SecretStore(ABC):
         before objects go. Raises what concerns the store as a whole, as `put_many` does, and what `look` raises.
         """
         deadline = Deadline(settings.STORE_TIMEOUT, look=look)
-        return Call(partial(_each, partial(self._delete_named, deadline=deadline), names), deadline).result()
+        delete = partial(read_back.erase, self._delete_named, self._remain_named, deadline=deadline)
+        return self._calls.start(partial(each, delete, names), deadline).result()
 
     def check(self) -> None:
         """Raise `StoreMisconfigured`, `StoreDenied` or `StoreUnavailable` if the store cannot be used now."""
         self._call(self._check)
 
     def _call(self, function: Callable[[], T]) -> T:
-        return Call(partial(_alone, function), Deadline(settings.STORE_TIMEOUT)).result()
+        return self._calls.start(partial(alone, function), Deadline(settings.STORE_TIMEOUT)).result()
 
     @abstractmethod
     def _put_many(self, entries: Sequence[Entry], *, deadline: Deadline) -> Outcomes[Receipt]:
@@ -356,7 +252,26 @@ class SecretStore(ABC):
 
     @abstractmethod
     def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
-        """Seal each anew; call `deadline.check` right before each becomes visible, and `deadline.look`."""
+        """Seal each anew; call `deadline.check` right before each becomes visible, and `deadline.look`.
+
+        What was rewritten is returned with its `plaintext`.
+        """
+
+    @sensitive
+    def _read_back(
+        self, entries: Sequence[Entry], receipts: Sequence[Receipt], *, deadline: Deadline
+    ) -> Outcomes[Receipt]:
+        """Read what was put or rewritten; return what the store holds for each if it is exactly that, else an error.
+
+        `receipts`: those that `_put_many` or `_replace_many` has returned. A store that knows the bytes which it has
+        written may compare those.
+        """
+        found = self._get_many(entries, deadline=deadline)
+        return [_compared(entry, one, receipt) for entry, one, receipt in zip(entries, found, receipts, strict=True)]
+
+    @abstractmethod
+    def _remain(self, addresses: Sequence[Address], *, deadline: Deadline) -> Sequence[bool]:
+        """Return for each whether it is still there, in any version. Never reads or decrypts it."""
 
     @abstractmethod
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
@@ -375,8 +290,11 @@ class SecretStore(ABC):
         """Do what `start_replace_probe` says; call `deadline.check` right before it becomes visible."""
 
     @abstractmethod
-    def _list(self, after: str) -> Sequence[str]:
-        """Return the first names after `after`, in order, as many as suits the store; none at the end."""
+    def _list(self, after: str, *, deadline: Deadline) -> Sequence[str]:
+        """Return the first names after `after`, in order, as many as suits the store; none at the end.
+
+        Call `deadline.check_time` now and then.
+        """
 
     def _modified_at(self, name: str) -> datetime | None:
         """Return when it was written, an aware datetime; None where the store cannot tell."""
@@ -386,84 +304,22 @@ class SecretStore(ABC):
         """Erase each, in every version; return whether it was there. Call `deadline.look`."""
         raise NotImplementedError
 
+    def _remain_named(self, names: Sequence[str], *, deadline: Deadline) -> Sequence[bool]:
+        """Return for each of what `_delete_named` has erased whether it is still there, in any version."""
+        raise NotImplementedError
+
     @abstractmethod
     def _check(self) -> None:
         """Do what `check` says."""
 
 
-class _UnforeseenError(SecretStoreError):
-    """The store failed in a way that nobody foresaw: most likely there is a mistake in it."""
-
-
-def _batch(function: Callable[[Sequence[AddressT]], Outcomes[T]], items: Sequence[AddressT]) -> Outcomes[T]:
-    """Return the outcome of each item. The store sees only those whose ref is one."""
-    refused = [_refusal(item.ref) for item in items]
-    valid = [item for item, refusal in zip(items, refused, strict=True) if refusal is None]
-    found = iter(_each(function, valid))
-    return [next(found) if refusal is None else bare(refusal) for refusal in refused]
-
-
-def _each(function: Callable[[Sequence[ItemT]], Outcomes[T]], items: Sequence[ItemT]) -> Outcomes[T]:
-    """Return the outcome of each item; none of them has a context. Log what nobody foresaw."""
-    outcomes = _outcomes(function, items) if items else []
-    errors = [bare(outcome) for outcome in outcomes if isinstance(outcome, KfsCredentialsError)]
-    if unforeseen := [error for error in errors if isinstance(error, _UnforeseenError)]:
-        _log(unforeseen[0], f"{len(unforeseen)} of {len(items)} times, ")
-    return outcomes
-
-
-def _refusal(ref: str) -> InvalidRef | None:
-    try:
-        validate_ref(ref)
-    except InvalidRef as error:
-        return error
-    return None
-
-
-def _outcomes(function: Callable[[Sequence[ItemT]], Outcomes[T]], items: Sequence[ItemT]) -> Outcomes[T]:
-    """Return the outcome of each item. If the store fails in an unforeseen way, find out at which of them."""
-    try:
-        return _translated(partial(function, items))
-    except _UnforeseenError as error:
-        if len(items) == 1:
-            return [error]
-    middle = len(items) // 2
-    return _outcomes(function, items[:middle]) + _outcomes(function, items[middle:])
-
-
-def _alone(function: Callable[[], T]) -> T:
-    try:
-        return _translated(function)
-    except _UnforeseenError as error:
-        _log(error)
-        raise
-
-
-def _translated(function: Callable[[], T]) -> T:
-    """Return what `function` returns; turn what it should not raise into an error that quotes nothing."""
-    try:
-        return function()
-    except KfsCredentialsError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a client library may raise anything, with any text
-        unforeseen = _UnforeseenError(f"the secret store failed in an unexpected way ({type(error).__name__})")
-        unforeseen.__traceback__ = error.__traceback__
-    raise unforeseen
-
-
-def _log(error: _UnforeseenError, times: str = "") -> None:
-    # The lines of code, not the foreign error: its text could quote anything.
-    logger.error("%s%s:\n%s", times, error, "".join(traceback.format_tb(error.__traceback__)))
-
-
-def bare(error: ErrorT) -> ErrorT:
-    """Return the error without what led to it and without the variables of its frames."""
-    traceback.clear_frames(error.__traceback__)
-    error.__cause__ = error.__context__ = None
-    return error
-
-
-def _unwrap(outcome: T | KfsCredentialsError) -> T:
-    if isinstance(outcome, KfsCredentialsError):
-        raise outcome
-    return outcome
+@sensitive
+def _compared(
+    entry: Entry, found: Credentials | KfsCredentialsError, receipt: Receipt
+) -> Receipt | KfsCredentialsError:
+    if isinstance(found, KfsCredentialsError):
+        return found
+    there = Plaintext.of(found)
+    if there.exact != entry.plaintext.exact:
+        return SecretIntegrityError(IntegrityReason.NOT_AS_PUT)
+    return Receipt(receipt.key_id, there.size)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import heapq
 import re
 import uuid
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.core.exceptions import ImproperlyConfigured
-from django.core.files.storage import InvalidStorageError, Storage, StorageHandler, storages
+from django.core.files.storage import Storage
 from django.utils import timezone
 
 from kfs_credentials.conf import key_ring, settings
@@ -33,6 +34,7 @@ from kfs_credentials.crypto import (
 from kfs_credentials.errors import (
     CredentialsTooLarge,
     KfsCredentialsError,
+    NotAsSaid,
     SecretConflict,
     SecretIntegrityError,
     SecretNotFound,
@@ -41,24 +43,16 @@ from kfs_credentials.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from kfs_credentials.stores.base import (
-    Address,
-    Beside,
-    Deadline,
-    Entry,
-    Look,
-    Outcomes,
-    Probe,
-    Receipt,
-    Resealed,
-    SecretStore,
-    Sighting,
-)
+from kfs_credentials.stores.base import SecretStore
+from kfs_credentials.stores.storage import create_once
 from kfs_credentials.stores.threads import on_threads
+from kfs_credentials.stores.values import Address, Beside, Entry, Look, Probe, Receipt, Resealed, Sighting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from datetime import datetime
+    from collections.abc import Iterator, Sequence
+
+    from kfs_credentials.stores.calls import Deadline
+    from kfs_credentials.stores.outcomes import Outcomes
 
 PAGE = 100_000
 """The most names that are listed, and held in memory, at a time."""
@@ -69,60 +63,25 @@ PROBE_REF = "source-secret:v1:00000000-0000-4000-8000-000000000000"
 PROBE_NAME = "kfs-credentials-binding"
 
 
-@runtime_checkable
-class CreateOnceStorage(Protocol):
-    """What a Django storage has to be able to do beyond Django's own interface. `DurableFileStorage` can.
+@dataclass(frozen=True, slots=True)
+class _Written(Receipt):
+    """A receipt for bytes that were written by this call, and these bytes."""
 
-    All of it raises `StoreUnavailable`, `StoreDenied` and `StoreMisconfigured`.
-    """
+    blob: bytes = field(repr=False)
 
-    def check(self, directory: str = "") -> None:
-        """Raise a store error if files cannot be made in `directory`."""
 
-    def create_many(
-        self, files: Sequence[tuple[str, bytes]], *, check: Callable[[], None] = ..., beside: Beside | None = ...
-    ) -> list[bool]:
-        """Create the files (name, content), durable as a group; False for each whose name is taken.
+@dataclass(frozen=True, slots=True)
+class _Rewritten(Resealed):
+    """The same of a replacement."""
 
-        What `check` raises right before a file becomes visible stops it there. `beside`: looked at before the first
-        file and after the last, through the same handle.
-        """
-
-    def replace_many(
-        self,
-        files: Sequence[tuple[str, bytes, bytes]],
-        *,
-        check: Callable[[], None] = ...,
-        beside: Beside | None = ...,
-    ) -> list[bool | SecretStoreError]:
-        """Replace files (name, content as it was read, new content), durable as a group.
-
-        False for each that is not there any more, or not with that content, or why this one could not be replaced.
-        `check`, `beside`: as for `create_many`.
-        """
-
-    def read(self, name: str, *, beside: str | None = ...) -> bytes:
-        """Return the content; raises `SecretNotFound`, `SecretIntegrityError` if it is no file.
-
-        `SecretStoreError` itself if only this file cannot be read: the one of the name `beside` can, or is missing.
-        """
-
-    def sync(self, names: Sequence[str]) -> None:
-        """Make files durable that another process may have left unsynced; raises `SecretNotFound`."""
-
-    def remove_many(self, names: Sequence[str], *, beside: Beside | None = ...) -> list[bool | SecretStoreError]:
-        """Remove the files durably; return for each whether it was there, or why this one could not be removed."""
-
-    def names(self, directory: str) -> Iterator[str]:
-        """Yield the names of the files in `directory`, without it, in any order, and some perhaps twice."""
+    blob: bytes = field(default=b"", repr=False)
 
 
 class _Reseal(NamedTuple):
-    """An object as it was read, as it is to be, and the receipt once it is."""
+    """An object as it was read, and the receipt once it is rewritten."""
 
     old: bytes
-    new: bytes
-    receipt: Resealed
+    receipt: _Rewritten
 
 
 class EncryptedStore(SecretStore):
@@ -134,11 +93,12 @@ class EncryptedStore(SecretStore):
     """
 
     def __init__(self, storage: str | dict[str, Any] | Storage, *, prefix: str = DEFAULT_PREFIX) -> None:
+        super().__init__()
         try:
             object_name(new_ref(), prefix=prefix)
         except ValueError as error:
             raise StoreMisconfigured(str(error)) from None
-        self.storage = _create_once(storage)
+        self.storage = create_once(storage)
         self.prefix = prefix
 
     @sensitive
@@ -155,33 +115,58 @@ class EncryptedStore(SecretStore):
                 files[place] = (self._name(entry), blob)
         beside = self._beside(deadline.look)
         created = self.storage.create_many(list(files.values()), check=deadline.check, beside=beside)
-        new = {place for place, is_new in zip(files, created, strict=True) if is_new}
-        try:
-            taken = {place: self._compare(ring, entries[place]) for place in files if place not in new}
-            same = [place for place, found in taken.items() if isinstance(found, Receipt)]
-            # Whoever linked these may have died before they were durable.
-            self.storage.sync([files[place][0] for place in same])
-        except SecretNotFound:
-            raise StoreUnavailable("a secret was erased while it was being put again") from None
-        made = {place: Receipt(ring.primary.id, entries[place].plaintext.size) for place in new}
-        outcomes = {**refused, **taken, **made}
+        outcomes: dict[int, Receipt | KfsCredentialsError] = {**refused}
+        taken = []
+        for (place, (_, blob)), is_new in zip(files.items(), created, strict=True):
+            if isinstance(is_new, SecretStoreError):
+                outcomes[place] = is_new
+            elif is_new:
+                outcomes[place] = _Written(ring.primary.id, entries[place].plaintext.size, blob)
+            else:
+                taken.append(place)
+                outcomes[place] = self._compare(ring, entries[place])
+        same = [place for place in taken if isinstance(outcomes[place], Receipt)]
+        # Whoever linked these may have died before they were durable.
+        for place, problem in zip(same, self.storage.sync([files[place][0] for place in same]), strict=True):
+            outcomes[place] = problem or outcomes[place]
+        for place in taken:
+            if isinstance(outcomes[place], SecretNotFound):
+                outcomes[place] = NotAsSaid(
+                    "something had this secret's place when it was to be put, and nothing is there now: it was erased "
+                    "at this moment, or the storage does not say what it holds"
+                )
         return [outcomes[place] for place in range(len(entries))]
+
+    @sensitive
+    def _read_back(
+        self, entries: Sequence[Entry], receipts: Sequence[Receipt], *, deadline: Deadline
+    ) -> Outcomes[Receipt]:
+        ring = key_ring()
+
+        @sensitive
+        def read(pair: tuple[Entry, Receipt]) -> Receipt | SecretStoreError:
+            entry, receipt = pair
+            deadline.check_time()
+            try:
+                blob = self._read(entry)
+            except SecretStoreError as error:
+                return _of_one(error)
+            # The same bytes are the same secret. Others may be: somebody has sealed it anew since.
+            if isinstance(receipt, _Written | _Rewritten) and blob == receipt.blob:
+                return Receipt(receipt.key_id, receipt.size)
+            found = _compared(ring, entry, blob)
+            return SecretIntegrityError(IntegrityReason.NOT_AS_PUT) if isinstance(found, SecretConflict) else found
+
+        return on_threads(read, list(zip(entries, receipts, strict=True)))
 
     @sensitive
     def _compare(self, ring: KeyRing, entry: Entry) -> Receipt | SecretStoreError:
         """Find out what has the entry's name already: the same secret, which is success, or another one."""
         try:
             blob = self._read(entry)
-            # Whatever its size: a limit that was lowered does not make it another secret.
-            credentials, key_id = unseal_and_tell_key(ring, entry.scope, entry.ref, blob, max_bytes=max(1, len(blob)))
-            there = Plaintext.of(credentials)
-        except SecretNotFound:
-            raise
         except SecretStoreError as error:
             return _of_one(error)
-        if there.exact == entry.plaintext.exact:
-            return Receipt(key_id, there.size)
-        return SecretConflict(rounding_only=there.rounded == entry.plaintext.rounded)
+        return _compared(ring, entry, blob)
 
     def _get_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Credentials]:
         ring = key_ring()
@@ -227,14 +212,14 @@ class EncryptedStore(SecretStore):
             if key_id == ring.primary.id:
                 return Resealed(key_id, plaintext.size, rewritten=False)
             new = seal(ring, address.scope, address.ref, plaintext, max_bytes=max(1, plaintext.size))
-            return _Reseal(old, new, Resealed(ring.primary.id, plaintext.size, rewritten=True))
+            return _Reseal(old, _Rewritten(ring.primary.id, plaintext.size, True, plaintext, new))  # noqa: FBT003
 
         found = on_threads(reseal, addresses) if addresses else []
         outcomes: list[Resealed | KfsCredentialsError | None] = [
             None if isinstance(outcome, _Reseal) else outcome for outcome in found
         ]
         files = {place: outcome for place, outcome in enumerate(found) if isinstance(outcome, _Reseal)}
-        named = [(self._name(addresses[place]), file.old, file.new) for place, file in files.items()]
+        named = [(self._name(addresses[place]), file.old, file.receipt.blob) for place, file in files.items()]
         beside = self._beside(deadline.look)
         replaced = self.storage.replace_many(named, check=deadline.check, beside=beside)
         for (place, file), is_replaced in zip(files.items(), replaced, strict=True):
@@ -244,16 +229,17 @@ class EncryptedStore(SecretStore):
                 outcomes[place] = file.receipt
         # Whoever replaced these may have died before they were durable, and the old bytes could come back.
         whole = [place for place, outcome in enumerate(found) if isinstance(outcome, Resealed)]
-        try:
-            self.storage.sync([self._name(addresses[place]) for place in whole])
-        except SecretNotFound:
-            for place in whole:
-                outcomes[place] = None
+        synced = self.storage.sync([self._name(addresses[place]) for place in whole])
+        for place, problem in zip(whole, synced, strict=True):
+            if problem is not None:
+                outcomes[place] = None if isinstance(problem, SecretNotFound) else problem
         return outcomes
 
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
-        deadline.check()
         return self._delete_named([self._name(address) for address in addresses], deadline=deadline)
+
+    def _remain(self, addresses: Sequence[Address], *, deadline: Deadline) -> Sequence[bool]:
+        return self._remain_named([self._name(address) for address in addresses], deadline=deadline)
 
     def _read_probe(self) -> Sighting:
         try:
@@ -263,6 +249,8 @@ class EncryptedStore(SecretStore):
 
     def _create_probe(self, probe: Probe) -> bool:
         (created,) = self.storage.create_many([(self._probe_name, _sealed(probe))])
+        if isinstance(created, SecretStoreError):
+            raise StoreUnavailable(f"the probe of the secret store cannot be written: {created}")
         return created
 
     def _replace_probe(self, probe: Probe, *, deadline: Deadline) -> None:
@@ -270,7 +258,7 @@ class EncryptedStore(SecretStore):
             old = self.storage.read(self._probe_name)
         except SecretNotFound:
             (created,) = self.storage.create_many([(self._probe_name, _sealed(probe))], check=deadline.check)
-            written: bool | SecretStoreError = created
+            written = created
         else:
             (written,) = self.storage.replace_many([(self._probe_name, old, _sealed(probe))], check=deadline.check)
         if isinstance(written, SecretStoreError):
@@ -287,10 +275,16 @@ class EncryptedStore(SecretStore):
             return None
         return Beside(self._probe_name, lambda blob: look(None if blob is None else _opened(blob)))
 
-    def _list(self, after: str) -> Sequence[str]:
+    def _list(self, after: str, *, deadline: Deadline) -> Sequence[str]:
         directory, start = self._parts
         ours = re.compile(re.escape(start) + r"[0-9a-f]{64}\.enc")
-        names = (directory + name for name in self.storage.names(directory) if ours.fullmatch(name))
+
+        def listed() -> Iterator[str]:
+            for name in self.storage.names(directory):
+                deadline.check_time()  # a listing that goes round in circles has no end
+                yield name
+
+        names = (directory + name for name in listed() if ours.fullmatch(name))
         return list(dict.fromkeys(heapq.nsmallest(PAGE, (name for name in names if name > after))))
 
     def _modified_at(self, name: str) -> datetime | None:
@@ -302,10 +296,19 @@ class EncryptedStore(SecretStore):
             return None
         except FileNotFoundError:
             raise SecretNotFound("the secret store holds nothing of this name") from None
-        return at if timezone.is_aware(at) else timezone.make_aware(at)  # naive where USE_TZ is off
+        if not isinstance(at, datetime):
+            return None
+        try:
+            return at if timezone.is_aware(at) else timezone.make_aware(at)  # naive where USE_TZ is off
+        except (OverflowError, ValueError):
+            return None  # no moment of this calendar
 
     def _delete_named(self, names: Sequence[str], *, deadline: Deadline) -> Outcomes[bool]:
-        return [*self.storage.remove_many(names, beside=self._beside(deadline.look))]
+        deadline.check()
+        return [*self.storage.remove_many(names, check=deadline.check, beside=self._beside(deadline.look))]
+
+    def _remain_named(self, names: Sequence[str], *, deadline: Deadline) -> Sequence[bool]:
+        return self.storage.present(names)
 
     def _check(self) -> None:
         """Raise a store error if files cannot be made, `InvalidKey` if the keys are not right."""
@@ -324,6 +327,20 @@ class EncryptedStore(SecretStore):
         """The prefix as a directory, slash included, and what the names of the files in it begin with."""
         directory, slash, start = self.prefix.rpartition("/")
         return directory + slash, start
+
+
+@sensitive
+def _compared(ring: KeyRing, entry: Entry, blob: bytes) -> Receipt | SecretStoreError:
+    """Return the receipt of an object if it holds exactly this secret, else what is wrong with it."""
+    try:
+        # Whatever its size: a limit that was lowered does not make it another secret.
+        credentials, key_id = unseal_and_tell_key(ring, entry.scope, entry.ref, blob, max_bytes=max(1, len(blob)))
+    except SecretIntegrityError as error:
+        return error
+    there = Plaintext.of(credentials)
+    if there.exact == entry.plaintext.exact:
+        return Receipt(key_id, there.size)
+    return SecretConflict(rounding_only=there.rounded == entry.plaintext.rounded)
 
 
 def _of_one(error: SecretStoreError) -> SecretStoreError:
@@ -360,27 +377,3 @@ def _opened(blob: bytes) -> Probe | SecretIntegrityError:
         return error
     except (LookupError, TypeError, ValueError):
         return SecretIntegrityError(IntegrityReason.NOT_CREDENTIALS)  # of a later version, perhaps
-
-
-def _create_once(storage: str | dict[str, Any] | Storage) -> CreateOnceStorage:
-    try:
-        if isinstance(storage, Storage):
-            built: Any = storage
-        elif isinstance(storage, str):
-            built = storages[storage]
-        else:
-            built = StorageHandler({"default": dict(storage)})["default"]  # type: ignore[dict-item]
-    except (InvalidStorageError, ImproperlyConfigured) as error:
-        raise StoreMisconfigured(f"OPTIONS['storage'] gives no storage: {error}") from None
-    except (TypeError, ValueError, LookupError):
-        # The text of such an error may quote an option.
-        raise StoreMisconfigured(
-            "OPTIONS['storage'] gives no storage: it must be an alias of STORAGES, or a dictionary with a "
-            "BACKEND and the OPTIONS that this backend takes"
-        ) from None
-    if not isinstance(built, CreateOnceStorage):
-        raise StoreMisconfigured(
-            f"{type(built).__name__} cannot create a file once and durably, and a secret that is overwritten "
-            "is lost. Use kfs_credentials.stores.files.DurableFileStorage."
-        )
-    return built

@@ -9,29 +9,27 @@ whoever reads finds the old content or the new one, whole.
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import stat
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured, SuspiciousFileOperation
 from django.core.files.storage import FileSystemStorage
 
 from kfs_credentials.crypto import IntegrityReason
 from kfs_credentials.errors import (
-    KfsCredentialsError,
     SecretIntegrityError,
     SecretNotFound,
     SecretStoreError,
     StoreDenied,
     StoreMisconfigured,
-    StoreUnavailable,
 )
-from kfs_credentials.stores.base import Beside, bare
-from kfs_credentials.stores.directory import FILE_MODE, OPEN_FILES, REPLACEMENT, TEMPORARY, Directory, UnlinkedFile
-from kfs_credentials.stores.threads import on_threads
+from kfs_credentials.stores.directory import FILE_MODE, OPEN_FILES, REPLACEMENT, TEMPORARY, Directory
+from kfs_credentials.stores.file_errors import NOT_FOUND, OF_ONE_FILE, reason_of, store_error, translated
+from kfs_credentials.stores.groups import create_group, look_beside, replace_group, sync_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -39,59 +37,11 @@ if TYPE_CHECKING:
 
     from django.core.files.base import File
 
-P = ParamSpec("P")
-R = TypeVar("R")
+    from kfs_credentials.stores.values import Beside
 
 DIRECTORY_MODE = 0o700
 GROUP = 256
 """Files that are open at the same time while a group is written: well below the usual limit of 1,024."""
-
-DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
-OF_ONE_FILE = {errno.EACCES, errno.EPERM, errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EOVERFLOW}
-"""What may be wrong with a single file: its rights, a bad block, damaged metadata. Others are never about one alone."""
-MISPLACED = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
-NOT_FOUND = "the secret store holds nothing under this ref"
-
-
-def translated(function: Callable[P, R]) -> Callable[P, R]:
-    """Turn what the operating system raises into a store error, which names no object."""
-
-    @functools.wraps(function)
-    def translating(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except KfsCredentialsError as error:
-            bare(error)
-            raise
-        except (OSError, SuspiciousFileOperation) as error:
-            problem = _store_error(error)
-        # Out here, where the new error has no context: that would hold the path.
-        raise problem
-
-    return translating
-
-
-def _store_error(error: OSError | SuspiciousFileOperation) -> SecretStoreError:
-    if isinstance(error, SuspiciousFileOperation):
-        return StoreMisconfigured(
-            "the name of a secret leads out of the directory for secrets: correct the prefix of the store"
-        )
-    number, reason = error.errno or 0, _reason(error)
-    if number in DENIED:
-        return StoreDenied(
-            f"the file system refuses access to the directory for secrets ({reason}): give it, with all that "
-            "is in it, to the user that runs this process, on a file system that is mounted for writing"
-        )
-    if number in MISPLACED:
-        return StoreMisconfigured(
-            f"the directory for secrets is not where it was ({reason}): see whether its volume is mounted"
-        )
-    return StoreUnavailable(f"the file system of the secrets does not work now ({reason})")
-
-
-def _reason(error: OSError) -> str:
-    number = error.errno or 0
-    return f"{os.strerror(number)}, {errno.errorcode.get(number, number)}"
 
 
 class DurableFileStorage(FileSystemStorage):
@@ -114,6 +64,8 @@ class DurableFileStorage(FileSystemStorage):
 
     def _save(self, name: str, content: File[bytes]) -> str:
         (created,) = self.create_many([(name, content.read())])
+        if isinstance(created, SecretStoreError):
+            raise created
         if not created:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
         return name
@@ -169,25 +121,30 @@ class DurableFileStorage(FileSystemStorage):
         *,
         check: Callable[[], None] = lambda: None,
         beside: Beside | None = None,
-    ) -> list[bool]:
+    ) -> list[bool | SecretStoreError]:
         """Create the files, durable as a group; return for each whether it is new.
 
-        A file is not new if its name was taken, and then nothing is written.
+        A file is not new if its name was taken, and then nothing is written. For a file that cannot be written or made
+        durable, though others can in its directory, that is an error in the place of the answer, and it has no name.
 
         `files`: pairs of name and content. `check` is called right before each file becomes visible, and may
         raise to stop there; what has been linked by then stays, and a later call finds it. `beside` is looked at in
         each directory, through the handle by which the files are made, before the first of them and after the last.
         Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, and what `check` and `beside` raise.
         """
-        created = [False] * len(files)
+        created: list[bool | SecretStoreError] = [False] * len(files)
+        failed: dict[int, OSError] = {}
         for path, places in self._by_directory([name for name, _ in files]).items():
             with self._made_directory(path, beside) as directory:
-                _look(directory, beside)
+                look_beside(directory, beside)
                 for start in range(0, len(places), GROUP):
                     group = [(place, name, files[place][1]) for place, name in places[start : start + GROUP]]
-                    for place in _create_group(directory, group, check):
+                    for place in create_group(directory, group, check, failed):
                         created[place] = True
-                _look(directory, beside)
+                look_beside(directory, beside)
+        self._tell_apart([name for name, _ in files], failed)
+        for place, problem in failed.items():
+            created[place] = SecretStoreError(f"the file system does not write this object ({reason_of(problem)})")
         return created
 
     @translated
@@ -218,15 +175,15 @@ class DurableFileStorage(FileSystemStorage):
                     beside.look(None)
                 continue  # nothing is in it any more
             with directory:
-                _look(directory, beside)
+                look_beside(directory, beside)
                 for start in range(0, len(places), GROUP):
                     group = [(place, name, *files[place][1:]) for place, name in places[start : start + GROUP]]
-                    for place in _replace_group(directory, group, check, failed):
+                    for place in replace_group(directory, group, check, failed):
                         replaced[place] = True
-                _look(directory, beside)
+                look_beside(directory, beside)
         self._tell_apart([name for name, *_ in files], failed)
         for place, problem in failed.items():
-            replaced[place] = SecretStoreError(f"the file system does not replace this object ({_reason(problem)})")
+            replaced[place] = SecretStoreError(f"the file system does not replace this object ({reason_of(problem)})")
         return replaced
 
     @translated
@@ -247,7 +204,7 @@ class DurableFileStorage(FileSystemStorage):
             next(entries, None)
         with suppress(SecretNotFound, SecretIntegrityError):
             self._content(beside)
-        raise SecretStoreError(f"the file system does not read this object ({_reason(problem)})")
+        raise SecretStoreError(f"the file system does not read this object ({reason_of(problem)})")
 
     def _content(self, name: str) -> bytes:
         path = Path(self.path(name))
@@ -260,29 +217,53 @@ class DurableFileStorage(FileSystemStorage):
             raise SecretNotFound(NOT_FOUND) from None
 
     @translated
-    def sync(self, names: Sequence[str]) -> None:
+    def sync(self, names: Sequence[str]) -> list[SecretStoreError | None]:
         """Make files durable that may have been linked, but not synced, by a process that died.
 
-        Raises `SecretNotFound` if one of them is not there, or a store error.
+        `SecretNotFound` for each that is not there. For one that cannot be synced, though others can, that is an error
+        in its place too; raises a store error that concerns all.
         """
-        try:
-            for path, places in self._by_directory(names).items():
-                with self._durable_directory(path) as directory:
-                    on_threads(directory.sync_file, [name for _, name in places])
-                    directory.sync()
-        except FileNotFoundError:
-            self._check_location()
-            raise SecretNotFound(NOT_FOUND) from None
+        synced: list[SecretStoreError | None] = [None] * len(names)
+        failed: dict[int, OSError] = {}
+
+        def sync(directory: Directory, place: int, name: str) -> None:
+            try:
+                directory.sync_file(name)
+            except FileNotFoundError:
+                synced[place] = SecretNotFound(NOT_FOUND)
+
+        for path, places in self._by_directory(names).items():
+            try:
+                directory = self._durable_directory(path)
+            except FileNotFoundError:
+                self._check_location()
+                for place, _ in places:
+                    synced[place] = SecretNotFound(NOT_FOUND)
+                continue
+            with directory:
+                sync_all([(place, partial(sync, directory, place, name)) for place, name in places], failed)
+                directory.sync()
+        self._tell_apart(names, failed)
+        for place, problem in failed.items():
+            synced[place] = SecretStoreError(f"the file system does not sync this object ({reason_of(problem)})")
+        return synced
 
     @translated
-    def remove_many(self, names: Sequence[str], *, beside: Beside | None = None) -> list[bool | SecretStoreError]:
+    def remove_many(
+        self,
+        names: Sequence[str],
+        *,
+        check: Callable[[], None] = lambda: None,
+        beside: Beside | None = None,
+    ) -> list[bool | SecretStoreError]:
         """Remove the files and their temporary ones, durably; return for each whether it was there.
 
         For a file that cannot be removed, though others can and its directory is as it should be, that is an error
-        in the place of the answer: it must not keep the others. `beside` is looked at in each directory, through the
-        handle by which the files go, before the first of them and after the last. Raises `StoreUnavailable`,
-        `StoreDenied`, `StoreMisconfigured`: where `location` is missing, nothing is taken to be gone; and what `beside`
-        raises.
+        in the place of the answer: it must not keep the others. `check` is called right before each file goes, and may
+        raise to stop there; a later call finds what has gone by then absent. `beside` is looked at in each directory,
+        through the handle by which the files go, before the first of them and after the last. Raises
+        `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`: where `location` is missing, nothing is taken to be
+        gone; and what `check` and `beside` raise.
         """
         removed: list[bool | SecretStoreError] = [False] * len(names)
         failed: dict[int, OSError] = {}
@@ -295,18 +276,34 @@ class DurableFileStorage(FileSystemStorage):
                     beside.look(None)
                 continue  # nothing was ever made in it
             with directory:
-                _look(directory, beside)
+                look_beside(directory, beside)
                 for place, name in places:
+                    check()
                     try:
                         removed[place] = directory.remove(name)
                     except OSError as error:
                         failed[place] = error
                 directory.sync()
-                _look(directory, beside)
+                look_beside(directory, beside)
         self._tell_apart(names, failed)
         for place, problem in failed.items():
-            removed[place] = SecretStoreError(f"the file system does not remove this object ({_reason(problem)})")
+            removed[place] = SecretStoreError(f"the file system does not remove this object ({reason_of(problem)})")
         return removed
+
+    @translated
+    def present(self, names: Sequence[str]) -> list[bool]:
+        """Return for each of these names whether anything has it; nothing is opened. Raises a store error."""
+        found = [False] * len(names)
+        for path, places in self._by_directory(names).items():
+            try:
+                directory = Directory(path)
+            except FileNotFoundError:
+                self._check_location()
+                continue
+            with directory:
+                for place, name in places:
+                    found[place] = directory.has(name)
+        return found
 
     def _tell_apart(self, names: Sequence[str], failed: Collection[int]) -> None:
         """Raise what concerns the file system as a whole, if that is why these places of `names` have failed.
@@ -336,7 +333,7 @@ class DurableFileStorage(FileSystemStorage):
         except FileNotFoundError:
             self._check_location()
         except (OSError, SuspiciousFileOperation) as error:
-            raise _store_error(error) from None
+            raise store_error(error) from None
 
     # The directories.
 
@@ -397,71 +394,3 @@ class DurableFileStorage(FileSystemStorage):
             directory.close()
             raise
         return directory
-
-
-def _look(directory: Directory, beside: Beside | None) -> None:
-    if beside is not None:
-        beside.look(directory.read(os.path.basename(beside.name)))  # noqa: PTH119
-
-
-def _create_group(
-    directory: Directory, files: Sequence[tuple[int, str, bytes]], check: Callable[[], None]
-) -> list[int]:
-    """Write all, sync all, link all, sync the directory; return the places of those that are new.
-
-    `files`: place, name, content.
-    """
-    with ExitStack() as stack:
-        written: dict[str, tuple[int, UnlinkedFile]] = {}
-        for place, name, content in files:
-            if name not in written and not directory.has(name):
-                written[name] = place, stack.enter_context(directory.write(name, content))
-        on_threads(UnlinkedFile.sync, [file for _, file in written.values()])
-        new = []
-        for place, file in written.values():
-            check()
-            if file.link():
-                new.append(place)
-        if new:
-            directory.sync()
-    return new
-
-
-def _replace_group(
-    directory: Directory,
-    files: Sequence[tuple[int, str, bytes, bytes]],
-    check: Callable[[], None],
-    failed: dict[int, OSError],
-) -> list[int]:
-    """Write all, sync all, rename all over the old ones, sync the directory; return the places of those replaced.
-
-    `files`: place, name, content as it was read, new content. Places where something may be wrong with this one file
-    are added to `failed`, with what that is.
-    """
-
-    @contextmanager
-    def noting(place: int) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in OF_ONE_FILE:
-                raise
-            failed[place] = error
-
-    with ExitStack() as stack:
-        written: dict[str, tuple[int, bytes, UnlinkedFile]] = {}
-        for place, name, old, content in files:
-            is_there = False
-            with noting(place):
-                is_there = name not in written and directory.holds(name, old)
-            if is_there:
-                written[name] = place, old, stack.enter_context(directory.write(name, content))
-        on_threads(UnlinkedFile.sync, [file for *_, file in written.values()])
-        replaced = []
-        for place, old, file in written.values():
-            with noting(place):
-                if file.replace(old, check):
-                    replaced.append(place)
-        if replaced:
-            directory.sync()
-    return replaced

@@ -152,11 +152,11 @@ def failing_lists(monkeypatch: pytest.MonkeyPatch, *errors: Exception | None) ->
     """
     real, left, pages = EncryptedStore._list, list(errors), list[str]()
 
-    def page(store: EncryptedStore, after: str) -> Any:
+    def page(store: EncryptedStore, after: str, *, deadline: Any) -> Any:
         pages.append(after)
         if left and (error := left.pop(0)) is not None:
             raise error
-        return real(store, after)[:1]
+        return real(store, after, deadline=deadline)[:1]
 
     monkeypatch.setattr(EncryptedStore, "_list", page)
     return pages

@@ -88,16 +88,21 @@ class GatedStore(EncryptedStore):
         self.storage.create_many(files)
         key_id = key_ring().primary.id
         outcomes += [
-            Resealed(key_id, Plaintext.of(one).size, rewritten=True) if isinstance(one, Credentials) else one
+            resealed(key_id, Plaintext.of(one)) if isinstance(one, Credentials) else one
             for one in found
         ]
         self.at(AFTER_REPLACE)
         return outcomes
 
-    def _list(self, after: str) -> Sequence[str]:
-        names = super()._list(after)
+    def _list(self, after: str, *, deadline: Deadline) -> Sequence[str]:
+        names = super()._list(after, deadline=deadline)
         self.at(AFTER_LIST)
         return names
+
+
+def resealed(key_id: str, plaintext: Plaintext) -> Resealed:
+    """Return the receipt of what was sealed anew."""
+    return Resealed(key_id, plaintext.size, rewritten=True, plaintext=plaintext)
 
 
 class GatedDeadline(Deadline):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[2]
-CALLS = "openat,mkdir,write,fsync,linkat,unlinkat"
+CALLS = "openat,mkdir,write,fsync,linkat,newfstatat,unlinkat"
 
 _LINE = re.compile(r"(?P<thread>\d+) +(?P<rest>.*)")
 _WHOLE = re.compile(r"(?P<name>\w+)\((?P<arguments>.*)\) += (?P<result>-?\d+).*")
@@ -49,16 +49,20 @@ def require_strace() -> str:
     pytest.skip(reason)
 
 
-def trace(location: Path, *actions: str, inject: str = "") -> tuple[list[str], list[SystemCall]]:
+def trace(
+    location: Path, *actions: str, inject: str = "", only: Path | None = None
+) -> tuple[list[str], list[SystemCall]]:
     """Run `tests.stores.traced` on a directory; return its lines of output, and its calls below that directory.
 
     Among the calls are its writes to the standard output: each says that an action has returned. `inject`, as in
-    strace's option of that name, makes system calls fail.
+    strace's option of that name, makes system calls fail; `only`: those on this path, or through a handle of it.
     """
     log = location.with_name("strace.log")
     command = [require_strace(), "-f", "-y", "-qq", "-s", "256", "-e", f"trace={CALLS}", "-o", str(log)]
     if inject:
         command += ["-e", f"inject={inject}"]
+    if only is not None:
+        command += ["-P", str(only)]
     command += [sys.executable, "-m", "tests.stores.traced", str(location), *actions]
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=True)

@@ -177,7 +177,7 @@ def raise_foreign(*_: Any, **__: Any) -> Any:
 class FailingStorage(DurableFileStorage):
     """Raises what is foreign to us wherever a store calls it."""
 
-    check = create_many = replace_many = read = remove_many = names = raise_foreign
+    check = create_many = replace_many = read = remove_many = present = names = raise_foreign
 
 
 class ChoosyStorage(DurableFileStorage):
@@ -185,7 +185,7 @@ class ChoosyStorage(DurableFileStorage):
 
     refuses = ""
 
-    def create_many(self, files: Any, **keywords: Any) -> list[bool]:
+    def create_many(self, files: Any, **keywords: Any) -> list[bool | SecretStoreError]:
         if self.refuses in [name for name, _ in files]:
             raise_foreign()
         return super().create_many(files, **keywords)

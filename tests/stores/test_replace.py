@@ -220,9 +220,9 @@ def test_what_is_under_the_first_key_already_is_made_durable(
     synced: list[str] = []
     real = DurableFileStorage.sync
 
-    def sync(self: DurableFileStorage, names: Any) -> None:
+    def sync(self: DurableFileStorage, names: Any) -> Any:
         synced.extend(names)
-        real(self, names)
+        return real(self, names)
 
     monkeypatch.setattr(DurableFileStorage, "sync", sync)
     assert not store.replace(SCOPE, ref).rewritten

@@ -3,6 +3,7 @@
     python -m tests.stores.traced DIRECTORY put put delete
 
 `put` puts three secrets, always the same ones; `put_one` the first of them; `get`, `delete` are for that one too.
+`put_six` puts these and three others on one thread besides its own; `replace_six` seals them anew under another key.
 """
 
 from __future__ import annotations
@@ -35,18 +36,26 @@ def main(location: str, *actions: str) -> None:
     }
     settings.KFS_CREDENTIALS = {"KEYS": [bytes(range(32))], "STORES": {"default": store}}
     scope = Scope("tenant", "space", "source")
-    refs = [f"source-secret:v1:{n}b0c0f0e-6a55-4f4b-8f0e-0d6a3d1f9b77" for n in range(3)]
+    refs = [f"source-secret:v1:{n}b0c0f0e-6a55-4f4b-8f0e-0d6a3d1f9b77" for n in range(6)]
     entries = [Entry(scope, ref, Plaintext.of({"ref": ref})) for ref in refs]
     calls: dict[str, Callable[[], object]] = {
-        "put": lambda: secret_stores["default"].put_many(entries),
+        "put": lambda: secret_stores["default"].put_many(entries[:3]),
+        "put_six": lambda: secret_stores["default"].put_many(entries),
+        "replace_six": lambda: secret_stores["default"].replace_many(entries),
         "put_one": lambda: secret_stores["default"].put_many(entries[:1]),
         "get": lambda: secret_stores["default"].get(scope, refs[0]),
         "delete": lambda: secret_stores["default"].delete(scope, refs[0]),
     }
     for action in actions:
+        if action.endswith("_six"):
+            settings.KFS_CREDENTIALS = {**settings.KFS_CREDENTIALS, "STORE_THREADS": 1}
+        if action == "replace_six":
+            settings.KFS_CREDENTIALS = {**settings.KFS_CREDENTIALS, "KEYS": [bytes(32), bytes(range(32))]}
         try:
-            calls[action]()
-            answer = "done"
+            result = calls[action]()
+            outcomes = result if isinstance(result, list) else []
+            wrong = [f"{type(one).__name__}: {one}" for one in outcomes if isinstance(one, KfsCredentialsError)]
+            answer = f"all but {len(wrong)}, {wrong[0]}" if wrong else "done"
         except KfsCredentialsError as error:
             answer = f"{type(error).__name__}: {error}"
         os.write(sys.stdout.fileno(), f"{action} {answer}\n".encode())

@@ -80,7 +80,7 @@ class TorturedStore(EncryptedStore):
         super()._replace_probe(probe, deadline=self._watched(deadline, 1))
         self.at(AFTER_PROBE)
 
-    def _list(self, after: str) -> Sequence[str]:
-        names = super()._list(after)
+    def _list(self, after: str, *, deadline: Deadline) -> Sequence[str]:
+        names = super()._list(after, deadline=deadline)
         self.at(AFTER_LIST)
         return names

@@ -1,0 +1,175 @@
+"""A store's word is not enough: what it says that it has put, replaced or erased is looked at again in the same call.
+
+On a receipt a plaintext is removed from the database, and on an erasure a ref reads `deleted`: after either nobody
+else has the secret, or looks for it. A store may say more than it did: a cache that never reached the disk, a replica
+that answers for another, a bucket that keeps what it hides, a restore in the middle.
+
+One object that does not show what was said fails alone, with `NotAsSaid` or what reading it raised. Where none of
+several does, the store itself is not what the settings say: `StoreMisconfigured`, which pauses the workers.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from kfs_credentials.crypto import sensitive
+from kfs_credentials.errors import (
+    KfsCredentialsError,
+    NotAsSaid,
+    SecretNotFound,
+    SecretStoreError,
+    StoreMisconfigured,
+)
+from kfs_credentials.stores.calls import Deadline
+from kfs_credentials.stores.values import Entry, Receipt, Resealed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from kfs_credentials.stores.outcomes import Outcomes
+    from kfs_credentials.stores.values import Address, Probe, Sighting
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ReadBack: TypeAlias = "Callable[..., Outcomes[Receipt]]"
+"""`SecretStore._read_back` of a store."""
+
+SEVERAL = 2
+"""From how many objects on it is the store that is doubted, if all of them are not as it said."""
+
+NOT_PUT = (
+    "the secret store said that it has put this secret, and holds nothing under its ref: whatever it was to replace is "
+    "left as it is. See whether the storage keeps what is written, and gives back what was written last"
+)
+NOT_REPLACED = (
+    "the secret store said that it has sealed this secret anew, and gives back the old object: it stays in use. See "
+    "whether the storage keeps what is written, and gives back what was written last"
+)
+LOST = (
+    "the secret store has lost this secret when it was to be sealed anew, and did not take it back: restore its object "
+    "from a copy"
+)
+NOT_ERASED = "the secret store said that it has erased this secret, and still holds it"
+
+
+@sensitive
+def put(
+    put_many: Callable[..., Outcomes[Receipt]], read: ReadBack, entries: Sequence[Entry], *, deadline: Deadline
+) -> Outcomes[Receipt]:
+    """Put each, and read it back; a receipt says what was read."""
+    outcomes = put_many(entries, deadline=deadline)
+    said = [place for place, outcome in enumerate(outcomes) if isinstance(outcome, Receipt | NotAsSaid)]
+    receipts = {place: outcome for place, outcome in enumerate(outcomes) if isinstance(outcome, Receipt)}
+    for place, seen in _seen(read, {place: entries[place] for place in receipts}, receipts, deadline).items():
+        outcomes[place] = NotAsSaid(NOT_PUT) if isinstance(seen, SecretNotFound) else seen
+    _doubt(outcomes, said, "put", deadline)
+    return outcomes
+
+
+@sensitive
+def replace(
+    replace_many: Callable[..., Outcomes[Resealed]],
+    read: ReadBack,
+    put_many: Callable[..., Outcomes[Receipt]],
+    addresses: Sequence[Address],
+    *,
+    deadline: Deadline,
+) -> Outcomes[Resealed]:
+    """Seal each anew, and read back what was rewritten. What a store has lost by that is put again, from memory."""
+    outcomes = replace_many(addresses, deadline=deadline)
+    receipts: dict[int, Resealed] = {}
+    entries: dict[int, Entry] = {}
+    for place, outcome in enumerate(outcomes):
+        if isinstance(outcome, Resealed) and outcome.plaintext is not None:
+            receipts[place] = outcome
+            entries[place] = Entry(addresses[place].scope, addresses[place].ref, outcome.plaintext)
+    found = _seen(read, entries, receipts, deadline)
+    if lost := {place: entries[place] for place, seen in found.items() if isinstance(seen, SecretNotFound)}:
+        found |= _put_again(partial(put, put_many, read), lost, deadline)
+    for place, seen in found.items():
+        if isinstance(seen, KfsCredentialsError):
+            outcomes[place] = seen
+        elif seen.key_id != receipts[place].key_id:
+            outcomes[place] = NotAsSaid(NOT_REPLACED)
+        else:
+            outcomes[place] = Resealed(seen.key_id, seen.size, rewritten=True)
+    _doubt(outcomes, receipts, "sealed anew", deadline)
+    return outcomes
+
+
+@sensitive
+def _put_again(
+    put: Callable[..., Outcomes[Receipt]], entries: dict[int, Entry], deadline: Deadline
+) -> dict[int, Receipt | KfsCredentialsError]:
+    """Put what a replacement has lost: nobody else has it. However late, and whoever has the lease by then.
+
+    If it is gone since somebody has erased it at this moment, whoever replaced it looks at its ledger row again.
+    """
+    again = Deadline(deadline.seconds, look=deadline.look)
+    lost = dict(entries)
+    answers: dict[int, Receipt | KfsCredentialsError] = {}
+    try:
+        answers = dict(zip(entries, put(list(entries.values()), deadline=again), strict=True))
+        lost = {place: entries[place] for place, answer in answers.items() if not isinstance(answer, Receipt)}
+    finally:
+        for entry in lost.values():
+            logger.critical("ref %s: %s", entry.ref, LOST)
+    return answers | {place: NotAsSaid(LOST) for place in lost}
+
+
+@sensitive
+def _seen(
+    read: ReadBack, entries: Mapping[int, Entry], receipts: Mapping[int, Receipt], deadline: Deadline
+) -> dict[int, Receipt | KfsCredentialsError]:
+    """Return what is read back of each, by place."""
+    if not entries:
+        return {}
+    return dict(zip(entries, read(list(entries.values()), list(receipts.values()), deadline=deadline), strict=True))
+
+
+def erase(
+    delete_many: Callable[..., Outcomes[bool]],
+    remain: Callable[..., Sequence[bool]],
+    items: Sequence[T],
+    *,
+    deadline: Deadline,
+) -> Outcomes[bool]:
+    """Erase each, and look whether it is gone. `items`: addresses, or names."""
+    outcomes = delete_many(items, deadline=deadline)
+    said = [place for place, outcome in enumerate(outcomes) if isinstance(outcome, bool)]
+    if said:
+        remaining = remain([items[place] for place in said], deadline=deadline)
+        for place, is_there in zip(said, remaining, strict=True):
+            if is_there:
+                outcomes[place] = NotAsSaid(NOT_ERASED)
+        _doubt(outcomes, said, "erased", deadline)
+    return outcomes
+
+
+def write_probe(write: Callable[..., None], read: Callable[[], Sighting], probe: Probe, *, deadline: Deadline) -> None:
+    """Write the probe, and read it back: an epoch that the store does not show tells it from none of its copies."""
+    write(probe, deadline=deadline)
+    if read() != probe:
+        deadline.check()
+        raise StoreMisconfigured(
+            "the secret store said that it has written its probe, and shows another one, or none: see whether its "
+            "storage keeps what is written, and gives back what was written last"
+        )
+
+
+def _doubt(outcomes: Sequence[object], said: Collection[int], done: str, deadline: Deadline) -> None:
+    """Raise `StoreMisconfigured` if nothing of what the store says that it has `done` is to be seen."""
+    wrong = sum(isinstance(outcomes[place], SecretStoreError) for place in said)
+    if wrong:
+        # Who has lost the lease, or the time, may see what others have done since.
+        deadline.check()
+    if wrong == len(said) >= SEVERAL:
+        raise StoreMisconfigured(
+            f"the secret store said that it has {done} {wrong} secrets, and shows none of them like that: nothing was "
+            "changed in the database for that. See whether its storage keeps what is written, and gives back what was "
+            "written last"
+        )
