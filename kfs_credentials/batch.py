@@ -26,6 +26,7 @@ from kfs_credentials.errors import (
     InvalidCredentials,
     InvalidScope,
     KfsCredentialsError,
+    NotAsSaid,
     SecretConflict,
     SecretIntegrityError,
 )
@@ -205,6 +206,8 @@ class Item:
                 self.failed(JobError.TOO_LARGE)
             case InvalidCredentials():
                 self.failed(JobError.INVALID)
+            case NotAsSaid():
+                self.retry(JobError.NOT_AS_SAID)
             case _:
                 self.retry(JobError.UNEXPECTED)
 

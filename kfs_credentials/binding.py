@@ -321,7 +321,7 @@ def advance(using: str, store: str, *, worker: str, meanwhile: Callable[[], None
     while True:
         half = _sound(using, store)
         watch = Watch(using, half)
-        watch.look(_answer(opened.start_read_probe(), meanwhile))
+        watch.look(wait_for(opened.start_read_probe(), meanwhile))
         if watch.epoch > half.epoch:
             watch.end()  # the database was restored, or else somebody has begun another epoch since
         elif _leased(using, lease, half, begin=watch.epoch == half.epoch):
@@ -333,7 +333,7 @@ def advance(using: str, store: str, *, worker: str, meanwhile: Callable[[], None
     try:
         if behind:
             _catch_up(using, half, lease, meanwhile)
-        _answer(opened.start_replace_probe(half.probe, guard=lease.check), meanwhile)
+        wait_for(opened.start_replace_probe(half.probe, guard=lease.check), meanwhile)
         shown = True
     except LeaseLost:
         # Not the lease of the batch: that one is still to be given back.
@@ -358,13 +358,14 @@ def _leased(using: str, lease: Lease, half: Known, *, begin: bool) -> bool:
 def _catch_up(using: str, half: Known, lease: Lease, meanwhile: Callable[[], None]) -> None:
     """Let the store show the epoch before this one, which a worker left unfinished, and only then begin this one."""
     before = replace(half.probe, epoch=half.shown_epoch)
-    _answer(secret_stores[half.store].start_replace_probe(before, guard=lease.check), meanwhile)
+    wait_for(secret_stores[half.store].start_replace_probe(before, guard=lease.check), meanwhile)
     with short_transaction(using):
         if not _rows(using, half.store).advance(lease):
             raise LeaseLost("the lease ran out while the store caught up with the epoch")
 
 
-def _answer(call: Call[T], meanwhile: Callable[[], None]) -> T:
+def wait_for(call: Call[T], meanwhile: Callable[[], None]) -> T:
+    """Return what a call to a store returns, or raise what it raises; `meanwhile` is called now and then."""
     while not call.wait(LOOK_UP_EVERY):
         meanwhile()
     return call.result()

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from kfs_credentials import sql
 from kfs_credentials.audit import announce, current_actor
-from kfs_credentials.binding import Watch, advance, check_bound
+from kfs_credentials.binding import Watch, advance, check_bound, wait_for
 from kfs_credentials.conf import settings
 from kfs_credentials.crypto import Scope
 from kfs_credentials.errors import (
@@ -33,6 +33,7 @@ from kfs_credentials.errors import (
     KfsCredentialsError,
     LeaseLost,
     SecretRetained,
+    StoreFull,
     StoreUnavailable,
 )
 from kfs_credentials.keys import closed, hold
@@ -53,7 +54,7 @@ from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.models.ledger import LedgerQuerySet
 from kfs_credentials.pause import check_not_paused
 from kfs_credentials.repairs import Repair, Repairs
-from kfs_credentials.stores import Address, secret_stores
+from kfs_credentials.stores import Address, SecretStore, secret_stores
 from kfs_credentials.stores.base import Call
 from kfs_credentials.transactions import short_transaction
 
@@ -128,6 +129,8 @@ class Erasure:
     watches: list[Watch] = field(default_factory=list)
     """What to watch of each store that has been asked."""
     call: Call[list[bool | KfsCredentialsError]] | None = None
+    made_room: set[str] = field(default_factory=set)
+    """Refs whose objects were there, and were erased before the others."""
 
     @property
     def waiting(self) -> list[str]:
@@ -383,8 +386,8 @@ class Cleanup:
     def start_delete(self, erasure: Erasure, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Start the next store on what it holds of the batch; return False if none is left to ask.
 
-        A new epoch begins before anything is erased. Raises as `binding.advance` does, in transactions of its own;
-        `meanwhile`: as there.
+        A new epoch begins before anything is erased, but for the one object that makes room for it in a store that is
+        full. Raises as `binding.advance` does, in transactions of its own; `meanwhile`: as there.
         """
         if not (waiting := erasure.waiting):
             return False
@@ -392,11 +395,30 @@ class Cleanup:
         erasure.erasing = [item for item, address in group if address is not None]
         addresses = [address for _, address in group if address is not None]
         if addresses:
-            watch = advance(self.using, waiting[0], worker=self.worker, meanwhile=meanwhile)
-            erasure.watches.append(watch)
             store = secret_stores[waiting[0]]
+            try:
+                watch = advance(self.using, store.alias, worker=self.worker, meanwhile=meanwhile)
+            except StoreFull:
+                self._make_room(store, erasure, meanwhile)
+                watch = advance(self.using, store.alias, worker=self.worker, meanwhile=meanwhile)
+            erasure.watches.append(watch)
             erasure.call = store.start_delete_many(addresses, guard=erasure.lease.check, look=watch.look)
         return True
+
+    def _make_room(self, store: SecretStore, erasure: Erasure, meanwhile: Callable[[], None]) -> None:
+        """Erase objects of the batch, one at a time, until one was there: a new epoch takes no more room than that.
+
+        Without it a store that is full could never be cleaned. Nothing of it counts before the new epoch has begun: the
+        ledger hears of the batch as a whole, and till then a copy of the store from before this is told by the epoch,
+        or else its object is still to be erased.
+        """
+        watch = check_bound(self.using, store.alias)
+        for item in erasure.erasing:
+            if (address := item.address()) is not None:
+                call = store.start_delete_many([address], guard=erasure.lease.check, look=watch.look)
+                if wait_for(call, meanwhile) == [True]:
+                    erasure.made_room.add(item.ref)
+                    return
 
     def finish_delete(self, erasure: Erasure) -> None:
         """Note what the store answered for each ref.
@@ -409,6 +431,8 @@ class Cleanup:
         call, erasure.call = erasure.call, None
         for item, result in zip(erasure.erasing, call.result(), strict=True):
             item.result = result
+            if result is False and item.ref in erasure.made_room:
+                item.result = True
 
     def renew(self, erasure: Erasure) -> None:
         """Extend the lease of the batch if a third of it is over. Raises `LeaseLost` if nothing of it is left."""

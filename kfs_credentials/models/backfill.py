@@ -53,6 +53,10 @@ class JobError(ErrorCode):
     UNSTABLE = "SOURCE_CREDENTIALS_UNSTABLE", _("The credentials changed during every attempt.")
     WORKER_LOST = "SOURCE_CREDENTIAL_WORKER_LOST", _("The worker died or froze each time it held this job alone.")
     ROW_REJECTED = "SOURCE_ROW_REJECTED", _("The database refused the change to this source (a constraint or trigger).")
+    NOT_AS_SAID = (
+        "SOURCE_SECRET_STORE_CONTRADICTED",
+        _("The secret store said that it had put the secret, and does not give it back."),
+    )
     UNEXPECTED = "SOURCE_CREDENTIAL_BACKFILL_FAILED", _("The secret store failed in an unexpected way.")
 
 

@@ -122,7 +122,7 @@ class SecretStore(ABC):
         the handle by which these are put: what it raises keeps the secrets out, or the batch from being used.
         """
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
-        put = partial(read_back.put, self._put_many, self._read_back, deadline=deadline)
+        put = partial(read_back.put, self._put_many, self._read_back, probe=self._read_probe, deadline=deadline)
         return self._calls.start(partial(batch, put, entries), deadline)
 
     def get_many(self, addresses: Sequence[Address]) -> Outcomes[Credentials]:
@@ -146,7 +146,14 @@ class SecretStore(ABC):
     ) -> Call[Outcomes[Resealed]]:
         """Start `replace_many` and return at once. `guard`, `look`: as for `start_put_many`."""
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
-        replace = partial(read_back.replace, self._replace_many, self._read_back, self._put_many, deadline=deadline)
+        replace = partial(
+            read_back.replace,
+            self._replace_many,
+            self._read_back,
+            self._put_many,
+            probe=self._read_probe,
+            deadline=deadline,
+        )
         return self._calls.start(partial(batch, replace, addresses), deadline)
 
     def delete_many(self, addresses: Sequence[Address]) -> Outcomes[bool]:
@@ -161,7 +168,7 @@ class SecretStore(ABC):
     ) -> Call[Outcomes[bool]]:
         """Start `delete_many` and return at once. `guard`, `look`: as for `start_put_many`, before objects go."""
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
-        delete = partial(read_back.erase, self._delete_many, self._remain, deadline=deadline)
+        delete = partial(read_back.erase, self._delete_many, self._remain, probe=self._read_probe, deadline=deadline)
         return self._calls.start(partial(batch, delete, addresses), deadline)
 
     def read_probe(self) -> Sighting:
@@ -232,7 +239,9 @@ class SecretStore(ABC):
         before objects go. Raises what concerns the store as a whole, as `put_many` does, and what `look` raises.
         """
         deadline = Deadline(settings.STORE_TIMEOUT, look=look)
-        delete = partial(read_back.erase, self._delete_named, self._remain_named, deadline=deadline)
+        delete = partial(
+            read_back.erase, self._delete_named, self._remain_named, probe=self._read_probe, deadline=deadline
+        )
         return self._calls.start(partial(each, delete, names), deadline).result()
 
     def check(self) -> None:

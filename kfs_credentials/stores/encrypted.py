@@ -142,22 +142,19 @@ class EncryptedStore(SecretStore):
         self, entries: Sequence[Entry], receipts: Sequence[Receipt], *, deadline: Deadline
     ) -> Outcomes[Receipt]:
         ring = key_ring()
-
-        @sensitive
-        def read(pair: tuple[Entry, Receipt]) -> Receipt | SecretStoreError:
-            entry, receipt = pair
-            deadline.check_time()
-            try:
-                blob = self._read(entry)
-            except SecretStoreError as error:
-                return _of_one(error)
-            # The same bytes are the same secret. Others may be: somebody has sealed it anew since.
+        blobs = self.storage.read_many([self._name(entry) for entry in entries], check=deadline.check_time)
+        outcomes: Outcomes[Receipt] = []
+        for entry, receipt, blob in zip(entries, receipts, blobs, strict=True):
+            # The same bytes are the same secret.
             if isinstance(receipt, _Written | _Rewritten) and blob == receipt.blob:
-                return Receipt(receipt.key_id, receipt.size)
-            found = _compared(ring, entry, blob)
-            return SecretIntegrityError(IntegrityReason.NOT_AS_PUT) if isinstance(found, SecretConflict) else found
-
-        return on_threads(read, list(zip(entries, receipts, strict=True)))
+                outcomes.append(Receipt(receipt.key_id, receipt.size))
+                continue
+            # So may others be: somebody has sealed it anew since.
+            deadline.check_time()
+            found = self._compare(ring, entry)
+            is_other = isinstance(found, SecretConflict)
+            outcomes.append(SecretIntegrityError(IntegrityReason.NOT_AS_PUT) if is_other else found)
+        return outcomes
 
     @sensitive
     def _compare(self, ring: KeyRing, entry: Entry) -> Receipt | SecretStoreError:

@@ -206,6 +206,26 @@ class DurableFileStorage(FileSystemStorage):
             self._content(beside)
         raise SecretStoreError(f"the file system does not read this object ({reason_of(problem)})")
 
+    @translated
+    def read_many(self, names: Sequence[str], *, check: Callable[[], None] = lambda: None) -> list[bytes | None]:
+        """Return the contents of files; None for what is not there, or not to be read: `read` says why.
+
+        For files of which it is known that somebody has just written them: they are opened whatever they are. `check`
+        is called before each. Raises a store error.
+        """
+        found: list[bytes | None] = [None] * len(names)
+        for path, places in self._by_directory(names).items():
+            try:
+                directory = Directory(path)
+            except FileNotFoundError:
+                continue
+            with directory:
+                for place, name in places:
+                    check()
+                    with suppress(OSError):
+                        found[place] = directory.read(name)
+        return found
+
     def _content(self, name: str) -> bytes:
         path = Path(self.path(name))
         try:
@@ -356,8 +376,14 @@ class DurableFileStorage(FileSystemStorage):
     def _by_directory(self, names: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
         """Return, by the path of each directory, the places in `names` and the names of what is in it."""
         places: dict[str, list[tuple[int, str]]] = {}
+        paths: dict[str, str] = {}  # of a batch all are in one, as a rule, and looking at a path takes its time
         for place, name in enumerate(names):
-            path, base = os.path.split(self.path(name))
+            directory, base = os.path.split(name)
+            if base in ("", os.curdir, os.pardir):
+                raise SuspiciousFileOperation("no name of a file")
+            path = paths.get(directory)
+            if path is None:
+                path = paths[directory] = self.path(directory)
             places.setdefault(path, []).append((place, base))
         return places
 

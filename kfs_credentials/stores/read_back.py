@@ -58,7 +58,12 @@ NOT_ERASED = "the secret store said that it has erased this secret, and still ho
 
 @sensitive
 def put(
-    put_many: Callable[..., Outcomes[Receipt]], read: ReadBack, entries: Sequence[Entry], *, deadline: Deadline
+    put_many: Callable[..., Outcomes[Receipt]],
+    read: ReadBack,
+    entries: Sequence[Entry],
+    *,
+    probe: Callable[[], Sighting],
+    deadline: Deadline,
 ) -> Outcomes[Receipt]:
     """Put each, and read it back; a receipt says what was read."""
     outcomes = put_many(entries, deadline=deadline)
@@ -66,7 +71,7 @@ def put(
     receipts = {place: outcome for place, outcome in enumerate(outcomes) if isinstance(outcome, Receipt)}
     for place, seen in _seen(read, {place: entries[place] for place in receipts}, receipts, deadline).items():
         outcomes[place] = NotAsSaid(NOT_PUT) if isinstance(seen, SecretNotFound) else seen
-    _doubt(outcomes, said, "put", deadline)
+    _doubt(outcomes, said, "put", probe, deadline)
     return outcomes
 
 
@@ -77,6 +82,7 @@ def replace(
     put_many: Callable[..., Outcomes[Receipt]],
     addresses: Sequence[Address],
     *,
+    probe: Callable[[], Sighting],
     deadline: Deadline,
 ) -> Outcomes[Resealed]:
     """Seal each anew, and read back what was rewritten. What a store has lost by that is put again, from memory."""
@@ -89,7 +95,7 @@ def replace(
             entries[place] = Entry(addresses[place].scope, addresses[place].ref, outcome.plaintext)
     found = _seen(read, entries, receipts, deadline)
     if lost := {place: entries[place] for place, seen in found.items() if isinstance(seen, SecretNotFound)}:
-        found |= _put_again(partial(put, put_many, read), lost, deadline)
+        found |= _put_again(partial(put, put_many, read, probe=probe), lost, deadline)
     for place, seen in found.items():
         if isinstance(seen, KfsCredentialsError):
             outcomes[place] = seen
@@ -97,7 +103,7 @@ def replace(
             outcomes[place] = NotAsSaid(NOT_REPLACED)
         else:
             outcomes[place] = Resealed(seen.key_id, seen.size, rewritten=True)
-    _doubt(outcomes, receipts, "sealed anew", deadline)
+    _doubt(outcomes, receipts, "sealed anew", probe, deadline)
     return outcomes
 
 
@@ -136,6 +142,7 @@ def erase(
     remain: Callable[..., Sequence[bool]],
     items: Sequence[T],
     *,
+    probe: Callable[[], Sighting],
     deadline: Deadline,
 ) -> Outcomes[bool]:
     """Erase each, and look whether it is gone. `items`: addresses, or names."""
@@ -146,7 +153,7 @@ def erase(
         for place, is_there in zip(said, remaining, strict=True):
             if is_there:
                 outcomes[place] = NotAsSaid(NOT_ERASED)
-        _doubt(outcomes, said, "erased", deadline)
+        _doubt(outcomes, said, "erased", probe, deadline)
     return outcomes
 
 
@@ -161,12 +168,20 @@ def write_probe(write: Callable[..., None], read: Callable[[], Sighting], probe:
         )
 
 
-def _doubt(outcomes: Sequence[object], said: Collection[int], done: str, deadline: Deadline) -> None:
-    """Raise `StoreMisconfigured` if nothing of what the store says that it has `done` is to be seen."""
+def _doubt(
+    outcomes: Sequence[object], said: Collection[int], done: str, probe: Callable[[], Sighting], deadline: Deadline
+) -> None:
+    """Raise `StoreMisconfigured` if nothing of what the store says that it has `done` is to be seen.
+
+    Or what the probe shows, if by now another store is in the place of the one where it was done.
+    """
     wrong = sum(isinstance(outcomes[place], SecretStoreError) for place in said)
-    if wrong:
-        # Who has lost the lease, or the time, may see what others have done since.
-        deadline.check()
+    if not wrong:
+        return
+    # Who has lost the lease, or the time, may see what others have done since.
+    deadline.check()
+    if deadline.look is not None:
+        deadline.look(probe())
     if wrong == len(said) >= SEVERAL:
         raise StoreMisconfigured(
             f"the secret store said that it has {done} {wrong} secrets, and shows none of them like that: nothing was "

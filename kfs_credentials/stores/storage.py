@@ -53,6 +53,12 @@ class CreateOnceStorage(Protocol):
         `SecretStoreError` itself if only this file cannot be read: the one of the name `beside` can, or is missing.
         """
 
+    def read_many(self, names: Sequence[str], *, check: Callable[[], None] = ...) -> list[bytes | None]:
+        """Return the contents of files that were just written; None where `read` has to say why there is none.
+
+        `check` is called before each, and may raise to stop.
+        """
+
     def sync(self, names: Sequence[str]) -> list[SecretStoreError | None]:
         """Make files durable that another process may have left unsynced.
 

@@ -161,6 +161,10 @@ class Listing:
             written_at = store.modified_at(name)
         except SecretNotFound:
             return GONE
+        except SecretStoreError as error:
+            if isinstance(error, WHOLE_STORE):
+                raise
+            return None
         if written_at is None:
             return None
         # By the clock that is behind: the store has one of its own, and neither knows it.

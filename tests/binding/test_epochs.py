@@ -181,7 +181,7 @@ def test_many_at_once(store: EncryptedStore) -> None:
 def test_the_store_goes_away_in_the_middle_of_a_put(
     store: EncryptedStore, secrets_directory: Path, tmp_path: Path
 ) -> None:
-    """What is put goes where the probe was seen, and is used only if that is still so afterwards."""
+    """What is put goes where the probe was seen, and is used only if it is there too that it can be read."""
     watch = check_bound("default", "default")
     seen: list[Any] = []
 
@@ -192,9 +192,12 @@ def test_the_store_goes_away_in_the_middle_of_a_put(
             secrets_directory.rename(tmp_path / "volume")
             secrets_directory.mkdir()
 
-    store.put(SCOPE, new_ref(), {"token": "made-up"}, look=look)
-    # Through the handle of the directory that was there at first, wherever its path leads by now.
-    assert [type(one) for one in seen] == [Probe, Probe]
+    with pytest.raises(BindingBroken) as caught:
+        store.put(SCOPE, new_ref(), {"token": "made-up"}, look=look)
+    assert caught.value.problem is BindingProblem.NO_PROBE
+    # Put through the handle of the directory that was there at first, wherever its path leads by now; then read back.
+    assert [type(one) for one in seen] == [Probe, Probe, type(None)]
+    assert len(list((tmp_path / "volume").rglob("*.enc"))) == 1
     assert list(secrets_directory.rglob("*")) == []
     with pytest.raises(BindingBroken) as caught:
         store.put(SCOPE, new_ref(), {"token": "made-up"}, look=watch.look)

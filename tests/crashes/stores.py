@@ -87,10 +87,7 @@ class GatedStore(EncryptedStore):
         self.storage.remove_many([name for name, _ in files])
         self.storage.create_many(files)
         key_id = key_ring().primary.id
-        outcomes += [
-            resealed(key_id, Plaintext.of(one)) if isinstance(one, Credentials) else one
-            for one in found
-        ]
+        outcomes += [resealed(key_id, Plaintext.of(one)) if isinstance(one, Credentials) else one for one in found]
         self.at(AFTER_REPLACE)
         return outcomes
 

@@ -20,6 +20,8 @@ CODES: dict[type[KfsCredentialsError], str] = {
     errors.SecretIntegrityError: "SOURCE_SECRET_INTEGRITY_FAILED",
     errors.SecretConflict: "SOURCE_SECRET_REF_CONFLICT",
     errors.StoreUnavailable: "SOURCE_SECRET_STORE_UNAVAILABLE",
+    errors.NotAsSaid: "SOURCE_SECRET_STORE_CONTRADICTED",
+    errors.StoreFull: "SOURCE_SECRET_STORE_UNAVAILABLE",
     errors.StoreDenied: "SOURCE_SECRET_STORE_DENIED",
     errors.StoreMisconfigured: "SOURCE_SECRET_STORE_MISCONFIGURED",
     errors.BindingBroken: "SOURCE_SECRET_STORE_MISCONFIGURED",

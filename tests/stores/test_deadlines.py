@@ -91,7 +91,7 @@ class HangingStorage(DurableFileStorage):
         self.released.wait()
         raise StoreUnavailable("too late")
 
-    check = create_many = replace_many = read = remove_many = present = names = _hang
+    check = create_many = replace_many = read = read_many = remove_many = present = names = _hang
 
 
 @pytest.fixture

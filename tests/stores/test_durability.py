@@ -167,13 +167,15 @@ def test_one_bad_file_is_the_outcome_of_its_object_and_the_others_are_durable(lo
     objects = location / "objects" / "v1"
     objects.mkdir(parents=True, exist_ok=True)
 
-    output, calls = trace(location, action, inject=f"{call}:error=EIO:when=5", only=None if call == "fsync" else objects)
+    output, calls = trace(
+        location, action, inject=f"{call}:error=EIO:when=5", only=None if call == "fsync" else objects
+    )
 
     reason = f"the file system does not {verb} this object (Input/output error, EIO)"
     assert output == [f"{action} all but 1, SecretStoreError: {reason}"]
     assert len(list(location.rglob("*.enc"))) == (6 if before else 5)
     if call == "fsync":
-        # The directory is synced after the last link; and what failed once is not synced again, which would seem to work.
+        # The directory is synced after the last link; what failed is not synced again, which would seem to work.
         (done,) = by_action(calls)
         assert in_order(*done.named("linkat")[-1:], done.named("fsync", "objects/v1>")[-1], done[-1])
         files = [call for call in done.named("fsync") if not re.search(r"(secrets|objects|v1)>", call.arguments)]

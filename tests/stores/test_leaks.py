@@ -177,7 +177,7 @@ def raise_foreign(*_: Any, **__: Any) -> Any:
 class FailingStorage(DurableFileStorage):
     """Raises what is foreign to us wherever a store calls it."""
 
-    check = create_many = replace_many = read = remove_many = present = names = raise_foreign
+    check = create_many = replace_many = read = read_many = remove_many = present = names = raise_foreign
 
 
 class ChoosyStorage(DurableFileStorage):
