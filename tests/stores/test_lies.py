@@ -1,0 +1,339 @@
+"""A storage that lies, one lie after the other: what the store says then, and that no secret is lost by it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.conf import settings as django_settings
+
+from kfs_credentials.crypto import Credentials, new_ref, object_name
+from kfs_credentials.errors import (
+    NotAsSaid,
+    SecretIntegrityError,
+    SecretStoreError,
+    StoreMisconfigured,
+    StoreUnavailable,
+)
+from kfs_credentials.stores import Address, Receipt, Resealed
+from kfs_credentials.stores.base import Probe
+from kfs_credentials.stores.encrypted import EncryptedStore
+from tests.bad_stores.storages import GETS, OVERWRITES, PUTS, LyingStorage
+from tests.stores.contract import OTHER, SCOPE, VALUE, entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Lying:
+    """A store on a storage that lies, and an honest one on the same directory."""
+
+    def __init__(self, location: Path, honest: EncryptedStore) -> None:
+        self.location = location
+        self.honest = honest
+        self.refs = sorted((new_ref() for _ in range(6)), key=object_name)
+
+    def store(self, lie: str, *, about: int = 6, probe: str = "") -> EncryptedStore:
+        """Return a store that lies about the first objects, at least so many of them, and not about the last."""
+        lies = {digit(ref): lie for ref in self.refs[:about]}
+        if about < len(self.refs):
+            lies.pop(digit(self.refs[-1]), None)
+        return EncryptedStore(LyingStorage(str(self.location), lies, probe))
+
+    def lied_about(self, store: EncryptedStore) -> list[bool]:
+        assert isinstance(store.storage, LyingStorage)
+        return [digit(ref) in store.storage.lies for ref in self.refs]
+
+    @property
+    def addresses(self) -> list[Address]:
+        return [Address(SCOPE, ref) for ref in self.refs]
+
+    def put(self) -> None:
+        assert all(isinstance(one, Receipt) for one in self.honest.put_many([entry(ref) for ref in self.refs]))
+
+    def readable(self) -> list[bool]:
+        """Return for each whether an honest store gives it back."""
+        return [isinstance(one, Credentials) and one == VALUE for one in self.honest.get_many(self.addresses)]
+
+
+def digit(ref: str) -> str:
+    return object_name(ref).rpartition("/")[2][0]
+
+
+@pytest.fixture
+def lying(store: EncryptedStore, secrets_directory: Path) -> Lying:
+    while True:
+        made = Lying(secrets_directory, store)
+        if digit(made.refs[1]) != digit(made.refs[-1]):
+            return made
+
+
+# Put.
+
+
+@pytest.mark.parametrize("lie", PUTS)
+def test_a_receipt_is_given_for_nothing_but_what_reads_back(lying: Lying, lie: str) -> None:
+    store = lying.store(lie, about=2)
+    outcomes = store.put_many([entry(ref) for ref in lying.refs])
+    # Another's object is none as long as there is no other.
+    damaged, missing = ("half", "other bytes", "another's"), ("nothing", "other name", "another's", "taken")
+    wrong = (SecretIntegrityError,) * (lie in damaged) + (NotAsSaid,) * (lie in missing)
+    about = lying.lied_about(store)
+    assert [isinstance(one, wrong) for one in outcomes] == about
+    assert [isinstance(one, Receipt) for one in outcomes] == [not one for one in about]
+    assert lying.readable() == [not one for one in about]
+
+
+@pytest.mark.parametrize("lie", PUTS)
+def test_a_store_that_keeps_nothing_is_misconfigured(lying: Lying, lie: str) -> None:
+    with pytest.raises(StoreMisconfigured, match=r"has put 6 secrets, and shows none of them like that"):
+        lying.store(lie).put_many([entry(ref) for ref in lying.refs])
+    assert not any(lying.readable())
+
+
+def test_what_was_put_alone_and_is_not_there_is_an_error_of_its_own(lying: Lying) -> None:
+    with pytest.raises(NotAsSaid, match=r"has put this secret, and holds nothing under its ref: whatever it was to"):
+        lying.store("nothing").put(SCOPE, lying.refs[0], VALUE)
+
+
+@pytest.mark.parametrize("lie", PUTS)
+def test_no_error_of_a_lie_has_a_value_in_it(lying: Lying, lie: str) -> None:
+    value = {"access_token": "canary-3f1b"}
+    store = lying.store(lie)
+    with pytest.raises(StoreMisconfigured) as caught:
+        store.put_many([entry(ref, value) for ref in lying.refs])
+    with pytest.raises((NotAsSaid, SecretIntegrityError)) as one:
+        store.put(SCOPE, lying.refs[0], value)
+    assert "canary" not in repr(caught.value) + repr(one.value)
+
+
+def test_a_store_that_overwrites_is_told_by_the_one_whose_object_it_was(lying: Lying) -> None:
+    """A create-once that is none: who put last reads its own; who put first does not read it back any more."""
+    ref = lying.refs[0]
+    lying.honest.put(SCOPE, lying.refs[-1], VALUE)
+    store = lying.store(OVERWRITES)
+    looks: list[Any] = []
+
+    def look(sighting: Any) -> None:
+        looks.append(sighting)
+        if len(looks) == 2:  # all is written, and not read back
+            store.put(SCOPE, ref, OTHER)
+
+    with pytest.raises(SecretIntegrityError, match="not what was put"):
+        store.put(SCOPE, ref, VALUE, look=look)
+    assert lying.honest.get(SCOPE, ref) == OTHER
+
+
+def test_what_is_sealed_anew_by_another_before_it_is_read_back_is_what_was_put(
+    lying: Lying, kfs_settings: Callable[..., None]
+) -> None:
+    """Other bytes are no lie, if they are the same secret; the receipt says under which key it is."""
+    ref, looks = lying.refs[0], list[Any]()
+    lying.honest.put(SCOPE, lying.refs[-1], VALUE)
+    keys: Any = django_settings.KFS_CREDENTIALS["KEYS"]
+    new = os.urandom(32)
+
+    def look(sighting: Any) -> None:
+        looks.append(sighting)
+        if len(looks) == 2:
+            kfs_settings(KEYS=[new, *keys])
+            resealed.append(lying.honest.replace(SCOPE, ref))
+
+    resealed: list[Resealed] = []
+    receipt = lying.honest.put(SCOPE, ref, VALUE, look=look)
+    assert resealed[0].rewritten
+    assert receipt.key_id == resealed[0].key_id
+
+
+# Get.
+
+
+@pytest.mark.parametrize("lie", GETS)
+def test_what_is_read_is_the_secret_or_an_error(lying: Lying, lie: str, kfs_settings: Callable[..., None]) -> None:
+    lying.put()
+    store = lying.store(lie)
+    first = store.get_many(lying.addresses)
+    keys: Any = django_settings.KFS_CREDENTIALS["KEYS"]
+    kfs_settings(KEYS=[os.urandom(32), *keys])
+    lying.honest.replace_many(lying.addresses)
+    outcomes = [*first, *store.get_many(lying.addresses)]
+    if lie == "old read":
+        # The same secret, as it was sealed before.
+        assert all(one == VALUE for one in outcomes)
+    else:
+        assert all(isinstance(one, SecretIntegrityError) for one in outcomes)
+
+
+# Delete.
+
+
+@pytest.mark.parametrize("lie", ["kept", "kept, absent"])
+def test_what_is_still_there_was_not_erased(lying: Lying, lie: str) -> None:
+    lying.put()
+    store = lying.store(lie, about=2)
+    outcomes = store.delete_many(lying.addresses)
+    about = lying.lied_about(store)
+    assert [isinstance(one, NotAsSaid) for one in outcomes] == about
+    assert [one is True for one in outcomes] == [not one for one in about]
+    assert lying.readable() == about
+    with pytest.raises(StoreMisconfigured, match=r"has erased \d secrets, and shows none of them like that"):
+        store.delete_many([address for address, is_lie in zip(lying.addresses, about, strict=True) if is_lie] * 2)
+    with pytest.raises(NotAsSaid, match=r"^the secret store said that it has erased this secret, and still holds it$"):
+        store.delete(SCOPE, lying.refs[0])
+
+
+@pytest.mark.parametrize("lie", ["kept", "kept, absent"])
+def test_what_has_no_ref_is_looked_at_again_too(lying: Lying, lie: str) -> None:
+    lying.put()
+    store = lying.store(lie, about=2)
+    outcomes = store.delete_named([object_name(ref) for ref in lying.refs])
+    assert [isinstance(one, NotAsSaid) for one in outcomes] == lying.lied_about(store)
+
+
+def test_a_look_after_an_erasure_needs_no_key(lying: Lying, kfs_settings: Callable[..., None]) -> None:
+    lying.put()
+    kfs_settings(KEYS=[os.urandom(32)])
+    assert lying.store("nothing").delete_many(lying.addresses) == [True] * 6
+
+
+# Replace.
+
+
+@pytest.fixture
+def new_key(kfs_settings: Callable[..., None]) -> Callable[[], None]:
+    def change() -> None:
+        keys: Any = django_settings.KFS_CREDENTIALS["KEYS"]
+        kfs_settings(KEYS=[os.urandom(32), *keys])
+
+    return change
+
+
+def test_what_is_still_under_the_old_key_was_not_replaced(lying: Lying, new_key: Callable[[], None]) -> None:
+    lying.put()
+    new_key()
+    store = lying.store("old kept", about=2)
+    outcomes = store.replace_many(lying.addresses)
+    about = lying.lied_about(store)
+    assert [isinstance(one, NotAsSaid) for one in outcomes] == about
+    assert [isinstance(one, Resealed) and one.rewritten for one in outcomes] == [not one for one in about]
+    assert all(lying.readable())
+    with pytest.raises(StoreMisconfigured, match=r"has sealed anew \d secrets, and shows none of them like that"):
+        lying.store("old kept").replace_many(lying.addresses[:2])
+
+
+def test_what_a_replacement_loses_is_put_again(lying: Lying, new_key: Callable[[], None]) -> None:
+    lying.put()
+    new_key()
+    outcomes = lying.store("lost").replace_many(lying.addresses)
+    assert all(isinstance(one, Resealed) and one.rewritten and one.plaintext is None for one in outcomes)
+    assert all(lying.readable())
+    assert not any(one.rewritten for one in lying.honest.replace_many(lying.addresses) if isinstance(one, Resealed))
+
+
+def test_what_a_replacement_loses_is_put_again_though_its_time_is_over(
+    lying: Lying, new_key: Callable[[], None]
+) -> None:
+    """Nobody else has it: neither the deadline nor a lost lease keeps it out."""
+    lying.put()
+    new_key()
+    store = lying.store("lost")
+    granted = [True, True, True]  # to read, to replace, and no more
+
+    def guard() -> None:
+        if not granted:
+            raise StoreUnavailable("the lease is lost")
+        granted.pop()
+
+    store.start_replace_many(lying.addresses[:1], guard=guard).result()
+    assert lying.readable()[0]
+
+
+def test_what_a_store_does_not_take_back_is_said_to_be_lost(
+    lying: Lying, new_key: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even then is it said to be sealed anew, and a person hears of it."""
+    lying.put()
+    new_key()
+    store = lying.store("lost for good")
+    with pytest.raises(NotAsSaid, match=r"did not take it back: restore its object from a copy$"):
+        store.replace(SCOPE, lying.refs[0])
+    with pytest.raises(StoreMisconfigured, match="has put 5 secrets, and shows none of them like that"):
+        store.replace_many(lying.addresses)
+    assert [record.getMessage().split(": ")[0] for record in caplog.records if record.levelname == "CRITICAL"] == [
+        f"ref {ref}" for ref in lying.refs
+    ]
+
+
+# List, and what is known of an object.
+
+
+def test_a_list_in_any_order_is_put_in_order(lying: Lying) -> None:
+    lying.put()
+    assert list(lying.store("nothing").list()) == sorted(object_name(ref) for ref in lying.refs)
+
+
+def test_phantoms_are_listed_and_nothing_is_erased_for_them(lying: Lying) -> None:
+    lying.put()
+    store = lying.store("phantoms")
+    names = list(store.list())
+    assert len(names) == 6 + 16
+    phantoms = [name for name in names if name not in {object_name(ref) for ref in lying.refs}]
+    assert store.delete_named(phantoms) == [False] * 16
+    assert all(lying.readable())
+
+
+def test_a_list_without_an_end_is_over_at_its_deadline(lying: Lying, kfs_settings: Callable[..., None]) -> None:
+    """And so is its thread: it goes round no longer than its caller waits."""
+    lying.put()
+    kfs_settings(STORE_TIMEOUT=0.1)
+    store = lying.store("circles")
+    with pytest.raises(StoreUnavailable, match=r"did not answer within 0\.1 s"):
+        list(store.list())
+    for thread, _ in store._calls._at_work:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+class Circling(EncryptedStore):
+    """Lists its first page again and again."""
+
+    def _list(self, after: str, *, deadline: Any) -> Any:
+        return super()._list("", deadline=deadline)
+
+
+def test_a_store_that_lists_the_same_again_is_misconfigured(lying: Lying, secrets_directory: Path) -> None:
+    lying.put()
+    store = Circling(LyingStorage(str(secrets_directory)))
+    with pytest.raises(
+        StoreMisconfigured, match=r"^the secret store lists its objects in no order, or some of them tw"
+    ):
+        list(store.list())
+
+
+@pytest.mark.parametrize("lie", ["year 1", "text", "overflow"])
+def test_a_time_that_is_none_is_not_known_or_long_ago(lying: Lying, lie: str) -> None:
+    lying.put()
+    name = object_name(lying.refs[0])
+    found = lying.store(lie)
+    if lie == "overflow":
+        with pytest.raises(SecretStoreError, match="in an unexpected way"):
+            found.modified_at(name)
+    else:
+        at = found.modified_at(name)
+        assert at is None or at.year == 1
+
+
+# The probe.
+
+
+def test_a_probe_that_is_not_written_is_misconfigured(lying: Lying, db: None) -> None:
+    seen = lying.honest.read_probe()
+    assert isinstance(seen, Probe)
+    store = lying.store("nothing", probe="probe kept")
+    other = replace(seen, epoch=99)
+    with pytest.raises(StoreMisconfigured, match="has written its probe, and shows another one, or none"):
+        store.start_replace_probe(other).result()
+    assert lying.honest.read_probe() == seen
