@@ -15,7 +15,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -196,8 +195,8 @@ class Backfill:
                 ledger=[uuid.uuid4() for _ in part],
                 worker=lease.worker_id,
                 token=lease.token,
-                lease=timedelta(seconds=lease.duration),
-                recover_after=timedelta(seconds=settings.RECOVER_AFTER),
+                lease=lease.duration,
+                recover_after=settings.RECOVER_AFTER,
                 store=self.store.alias,
                 key_id=ring.primary.id,
                 actor=current_actor(),
@@ -385,7 +384,7 @@ def finish(using: str, items: Sequence[Item], run_state: RunState, ref_state: Re
         messages=[item.error.message if item.error else None for item in items],
         run_state=run_state.value,
         ref_state=ref_state.value,
-        grace=timedelta(seconds=settings.ERASE_GRACE),
+        grace=settings.ERASE_GRACE,
         actor=current_actor(),
     )
     announce_all(using, written)
@@ -410,8 +409,8 @@ def requeue_with_fresh_candidates(using: str, store: str, items: Sequence[Item])
         **columns(items, jobs="job_id", refs="ref", versions="version", fingerprints="fingerprint", sizes="size"),
         old_refs=old_refs,
         ledger=[uuid.uuid4() for _ in items],
-        grace=timedelta(seconds=settings.ERASE_GRACE),
-        recover_after=timedelta(seconds=settings.RECOVER_AFTER),
+        grace=settings.ERASE_GRACE,
+        recover_after=settings.RECOVER_AFTER,
         store=store,
         key_id=ring.primary.id,
         actor=current_actor(),

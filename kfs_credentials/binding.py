@@ -20,7 +20,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
 from django.db import ProgrammingError
@@ -465,7 +464,7 @@ def _rebound(using: str, store: str, seen: Sighting, lease: Lease) -> Known | No
             by=lease.worker,
             worker=lease.worker_id,
             token=lease.token,
-            lease=timedelta(seconds=lease.duration),
+            lease=lease.duration,
         )
         if not bound:
             return None

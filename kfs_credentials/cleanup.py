@@ -19,7 +19,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
 
@@ -555,17 +554,15 @@ class Cleanup:
     def purge(self, limit: int) -> int:
         """Forget at most `limit` final rows older than LEDGER_RETENTION that a patrol has passed; return how many."""
         with short_transaction(self.using):
-            retention = timedelta(seconds=settings.LEDGER_RETENTION)
-            actor = current_actor()
-            purged = sql.query(self.using, "cleanup/purge", retention=retention, limit=limit, actor=actor)
+            limits = {"retention": settings.LEDGER_RETENTION, "limit": limit}
+            purged = sql.query(self.using, "cleanup/purge", actor=current_actor(), **limits)
             announce(self.using, EventKind.FORGOTTEN, [ref for (ref,) in purged])
         return len(purged)
 
     def purge_events(self, limit: int) -> int:
         """Delete at most `limit` events older than EVENT_RETENTION; return how many."""
         with short_transaction(self.using):
-            retention = timedelta(seconds=settings.EVENT_RETENTION)
-            return Event.objects.using(self.using).purge(retention, limit)
+            return Event.objects.using(self.using).purge(settings.EVENT_RETENTION, limit)
 
     # Rounds.
 

@@ -17,11 +17,10 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, ClassVar, Self
 
 from django.db import models
-from django.db.models import F, Value
+from django.db.models import F, Func, Value
 from django.db.models.expressions import Combinable, RawSQL
 from django.db.models.functions import Now
 from django.utils import translation
@@ -86,7 +85,17 @@ class Lease:
 
 def seconds_from_now(seconds: float) -> Combinable:
     """Return the database's time `seconds` from now."""
-    return Now() + Value(timedelta(seconds=seconds), output_field=models.DurationField())
+    return Now() + interval(seconds)
+
+
+def interval(seconds: float) -> Combinable:
+    """Return so many seconds, for the database to add to a time; in `sql/` it is `make_interval(secs => ...)`.
+
+    Not a timedelta: psycopg writes its days as such, and a day has 23 or 25 hours where the session's time zone changes
+    its clock. That of -60 s is a day less and almost a day more.
+    """
+    template = "make_interval(secs => %(expressions)s)"
+    return Func(Value(float(seconds)), template=template, output_field=models.DurationField())
 
 
 class LeasedQuerySet(models.QuerySet[Any]):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from django.db.models import Exists, OuterRef, Q
@@ -125,7 +124,7 @@ def reserve(
         ref=operation.ref,
         operation=operation.id,
         purpose=operation.purpose.value,
-        recover_after=timedelta(seconds=settings.RECOVER_AFTER),
+        recover_after=settings.RECOVER_AFTER,
         store=store,
         key_id=key_ring().primary.id,
         size=size,
@@ -169,8 +168,8 @@ def note_claim(using: str, rows: LedgerQuerySet) -> dict[str, tuple[str, bool]]:
 
     The caller has locked the rows, and changes them afterwards.
     """
-    ids, horizon = list(rows.values_list("pk", flat=True)), timedelta(seconds=settings.LATE_WRITE_HORIZON)
-    found = sql.query(using, "cleanup/claimed", rows=ids, horizon=horizon)
+    ids = list(rows.values_list("pk", flat=True))
+    found = sql.query(using, "cleanup/claimed", rows=ids, horizon=settings.LATE_WRITE_HORIZON)
     return {ref: (store, confirms) for ref, store, confirms in found}
 
 

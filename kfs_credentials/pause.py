@@ -17,6 +17,7 @@ from kfs_credentials.errors import (
     WorkersPaused,
 )
 from kfs_credentials.models import EventKind, Pause
+from kfs_credentials.moments import in_utc
 from kfs_credentials.transactions import short_transaction
 
 
@@ -29,7 +30,9 @@ def check_not_paused(using: str) -> None:
     """Raise `WorkersPaused` if the workers are paused. Call it in the transaction that claims."""
     pause = current(using)
     if pause is not None:
-        raise WorkersPaused(f"paused by {pause.paused_by} at {pause.paused_at:%Y-%m-%d %H:%M:%S %Z}: {pause.reason}")
+        raise WorkersPaused(
+            f"paused by {pause.paused_by} at {in_utc(pause.paused_at):%Y-%m-%d %H:%M:%S %Z}: {pause.reason}"
+        )
 
 
 def pause_workers(using: str, *, by: str, reason: str) -> bool:

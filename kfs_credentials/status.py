@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from django.db import connections, transaction
@@ -12,6 +11,7 @@ from django.db.models import Count, Exists, F, Min, OuterRef, Q, Value
 from django.db.models.functions import Now
 
 from kfs_credentials.keys import HeldKey, held_keys, missing_from_ring, refs_held, unknown_in_use
+from kfs_credentials.leases import seconds_from_now
 from kfs_credentials.models import (
     AcknowledgedShape,
     Attention,
@@ -25,6 +25,7 @@ from kfs_credentials.models import (
 )
 from kfs_credentials.models.secret_object import PARKED
 from kfs_credentials.models.source import UNSUPPORTED, CredentialsShape
+from kfs_credentials.moments import in_utc
 from kfs_credentials.pause import current as current_pause
 from kfs_credentials.selection import Selection, is_acknowledged
 
@@ -320,16 +321,16 @@ def _ledger(rows: Selection) -> dict[str, int]:
         "parked": count(attention__in=PARKED),
         "displaced": count(attention=Attention.DISPLACED),
         "abandoned": count(abandoned_at__isnull=False),
-        "erased_last_hour": rows.refs().tombstones().filter(deleted_at__gt=Now() - timedelta(hours=1)).count(),
+        "erased_last_hour": rows.refs().tombstones().filter(deleted_at__gt=seconds_from_now(-3600)).count(),
     }
 
 
 def _rounds(rows: Selection) -> dict[str, int | None]:
     ages, unknown = {}, 0
-    rounds = Round.objects.using(rows.using).annotate(now=Now())
-    for name, found, completed_at, now in rounds.values_list("name", "found", "completed_at", "now"):
-        if completed_at is not None:
-            ages[name] = int((now - completed_at).total_seconds())
+    rounds = Round.objects.using(rows.using).annotate(age=Now() - F("completed_at"))
+    for name, found, age in rounds.values_list("name", "found", "age"):
+        if age is not None:
+            ages[name] = int(age.total_seconds())
         if name.startswith(Round.PATROL):
             unknown += found
     patrols = [age for name, age in ages.items() if name.startswith(Round.PATROL)]
@@ -345,7 +346,7 @@ def _pause(using: str) -> dict[str, str] | None:
     pause = current_pause(using)
     if pause is None:
         return None
-    return {"by": pause.paused_by, "at": pause.paused_at.isoformat(timespec="seconds"), "reason": pause.reason}
+    return {"by": pause.paused_by, "at": in_utc(pause.paused_at).isoformat(timespec="seconds"), "reason": pause.reason}
 
 
 def _bindings(using: str) -> dict[str, dict[str, Any]]:
@@ -354,7 +355,7 @@ def _bindings(using: str) -> dict[str, dict[str, Any]]:
             "environment": str(binding.environment_id),
             "epoch": binding.epoch,
             "bound_by": binding.bound_by,
-            "bound_at": binding.bound_at.isoformat(timespec="seconds"),
+            "bound_at": in_utc(binding.bound_at).isoformat(timespec="seconds"),
             "confirmed": binding.confirmed_at is not None,
         }
         for binding in Binding.objects.using(using).order_by("store")

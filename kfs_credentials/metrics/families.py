@@ -6,12 +6,12 @@ Labels are from lists in the code. None is ever a tenant, a source, a ref or a w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from django.db.models import Count, F, Q
 from django.db.models.functions import Now
 
+from kfs_credentials.leases import seconds_from_now
 from kfs_credentials.models import (
     Event,
     EventKind,
@@ -185,11 +185,11 @@ def _of_status(metrics: Metrics) -> None:
 
 def _of_events(metrics: Metrics, using: str) -> None:
     # The kinds are named one by one: the index has each of them in the order of time.
-    recent = Event.objects.using(using).filter(kind__in=EventKind.values, created_at__gt=Now() - timedelta(hours=1))
+    recent = Event.objects.using(using).filter(kind__in=EventKind.values, created_at__gt=seconds_from_now(-3600))
     counts = (
         recent.order_by()
         .values_list("kind")
-        .annotate(hour=Count("pk"), minute=Count("pk", filter=Q(created_at__gt=Now() - timedelta(minutes=1))))
+        .annotate(hour=Count("pk"), minute=Count("pk", filter=Q(created_at__gt=seconds_from_now(-60))))
     )
     found = list(counts)
     metrics.set_all("events_last_hour", {kind: hour for kind, hour, _ in found})

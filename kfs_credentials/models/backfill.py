@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Self
 
 from django.db import models
-from django.db.models import Case, DurationField, Exists, ExpressionWrapper, F, OuterRef, Q, Value, When
+from django.db.models import Case, Exists, ExpressionWrapper, F, OuterRef, Q, Value, When
 from django.db.models.functions import Least, Now, Power
 from django.utils.translation import gettext_lazy as _
 
 from kfs_credentials.conf import settings
-from kfs_credentials.leases import ErrorCode, Lease, LeasedQuerySet, LeasedRow, seconds_from_now
+from kfs_credentials.leases import ErrorCode, Lease, LeasedQuerySet, LeasedRow, interval, seconds_from_now
 from kfs_credentials.models.knowledge_space import KnowledgeSpace
 from kfs_credentials.models.schema import FixedCharField, SeedIndex
 from kfs_credentials.models.source import Source
@@ -90,10 +89,9 @@ class BackfillQuerySet(LeasedQuerySet):
             Value(settings.RETRY_MAX),
             output_field=models.FloatField(),
         )
-        second = Value(timedelta(seconds=1), output_field=DurationField())
         due_at = Case(
             When(retry_count=0, then=F("updated_at")),
-            default=ExpressionWrapper(F("updated_at") + delay * second, models.DateTimeField()),
+            default=ExpressionWrapper(F("updated_at") + delay * interval(1), models.DateTimeField()),
             output_field=models.DateTimeField(),
         )
         return self.queued().alias(due_at=due_at).filter(due_at__lte=Now())

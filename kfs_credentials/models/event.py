@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import timedelta
 from functools import partial
 from typing import Any, Never
 
@@ -72,8 +71,8 @@ class EventQuerySet(models.QuerySet["Event"]):
             written = sql.query(self.db, "audit/record", **parameters)
             announce(self.db, kind, [ref for (ref,) in written], detail=detail)
 
-    def purge(self, older_than: timedelta, limit: int) -> int:
-        """Delete those of the `limit` oldest that are older; return how many. Locks them, SKIP LOCKED."""
+    def purge(self, older_than: float, limit: int) -> int:
+        """Delete those of the `limit` oldest that are older, in seconds; return how many. Locks them, SKIP LOCKED."""
         return len(sql.query(self.db, "audit/purge", retention=older_than, limit=limit))
 
     def update(self, **_: Any) -> Never:

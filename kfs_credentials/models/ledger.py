@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.db import models
 from django.db.models import Case, Count, Exists, F, Min, OuterRef, Q, Value, When
-from django.db.models.functions import Greatest, Now
+from django.db.models.functions import Greatest, Least, Now
 from django.utils.translation import gettext_lazy as _
 
 from kfs_credentials.conf import settings
@@ -201,15 +201,13 @@ class LedgerQuerySet(LeasedQuerySet):
 
         The time is below zero if it is due, None if there are none.
         """
-        soonest = self.unfinished().aggregate(
-            count=Count("pk"),
-            erase=Min("next_delete_at", filter=Q(state__in=(RefState.RETIRED, RefState.DELETED))),
-            lease=Min("lease_expires_at"),
-            recover=Min("recover_after", filter=Q(state__in=RESERVED)),
-            now=Min(Now()),
+        soonest = Least(
+            Min("next_delete_at", filter=Q(state__in=(RefState.RETIRED, RefState.DELETED))),
+            Min("lease_expires_at"),
+            Min("recover_after", filter=Q(state__in=RESERVED)),
         )
-        times = [soonest[name] for name in ("erase", "lease", "recover") if soonest[name] is not None]
-        return soonest["count"], min(times) - soonest["now"] if times else None
+        found = self.unfinished().aggregate(count=Count("pk"), next_move_in=soonest - Now())
+        return found["count"], found["next_move_in"]
 
     # Locks and moves.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfs_credentials import sql
@@ -26,10 +25,10 @@ from kfs_credentials.verification.reading import Pages
 if TYPE_CHECKING:
     import uuid
 
-LONGEST_LEASE = timedelta(days=1)
-"""No lease is longer: a row whose time is that far ahead was edited by hand."""
-SWEEPS = timedelta(days=2)
-"""A sweep is made more often than that wherever the cleanup runs, be it once a night."""
+LONGEST_LEASE = 86400.0
+"""Seconds. No lease is longer: a row whose time is that far ahead was edited by hand."""
+SWEEPS = 2 * 86400.0
+"""Seconds. A sweep is made more often than that wherever the cleanup runs, be it once a night."""
 UNSWEPT = "unswept"
 """What refs.sql calls a ref that no source names any more, and that the next sweep retires."""
 PLAINTEXT = "plaintext"

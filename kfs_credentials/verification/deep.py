@@ -27,6 +27,7 @@ from kfs_credentials.errors import (
     StoreUnavailable,
 )
 from kfs_credentials.models import Checkpoint
+from kfs_credentials.moments import in_utc
 from kfs_credentials.stores import Address, secret_stores
 from kfs_credentials.transactions import TRIES, pause_before_try, short_transaction
 from kfs_credentials.verification.findings import LISTED, Finding, FindingClass, Findings
@@ -99,7 +100,7 @@ def cut_short(using: str, *, tenant: str | None = None, space: uuid.UUID | None 
 
 def _cut_short(checkpoint: Checkpoint) -> CutShort:
     data = checkpoint.data
-    return CutShort(checkpoint.started_at, checkpoint.position, data["read"], data.get("classes", ()))
+    return CutShort(in_utc(checkpoint.started_at), checkpoint.position, data["read"], data.get("classes", ()))
 
 
 def begin_anew(using: str, *, tenant: str | None = None, space: uuid.UUID | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import DatabaseError, connections
@@ -114,6 +114,7 @@ def look_at_heap(using: str) -> Leftovers:
     with short_transaction(using):
         (row,) = sql.query(using, "verification/heap")
         filenode, now, table, size, archive, slots, standbys, removed, moved = row
+        now, removed = now.replace(tzinfo=UTC), removed and removed.replace(tzinfo=UTC)
         noted = Checkpoint.objects.using(using).filter(pk=NOTED).select_for_update(no_key=True).first()
         data = {} if noted is None else noted.data
         clean_before = data.get("clean_before")

@@ -172,10 +172,9 @@ class Listing:
 
     def _database_time(self) -> datetime:
         with connections[self.using].cursor() as cursor:
-            cursor.execute("SELECT statement_timestamp()")
-            (now,) = cursor.fetchone()
-        assert isinstance(now, datetime)  # noqa: S101
-        return now
+            cursor.execute("SELECT extract(epoch FROM statement_timestamp())")
+            (seconds,) = cursor.fetchone()
+        return datetime.fromtimestamp(float(seconds), UTC)
 
     def _erase(self, store: SecretStore, names: dict[bytes, str]) -> set[bytes]:
         """Erase these, after one more look at ledger and sources; return which. What the store refuses to erase stays.

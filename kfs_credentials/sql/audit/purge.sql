@@ -7,5 +7,5 @@ WITH oldest AS (
   FOR UPDATE SKIP LOCKED
 )
 DELETE FROM kfs_credentials_event event USING oldest
-WHERE event.id = oldest.id AND oldest.created_at <= statement_timestamp() - %(retention)s
+WHERE event.id = oldest.id AND oldest.created_at <= statement_timestamp() - make_interval(secs => %(retention)s)
 RETURNING event.id

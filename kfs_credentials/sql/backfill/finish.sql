@@ -24,7 +24,7 @@ WITH item AS (
     state = %(ref_state)s,
     source_version = CASE
       WHEN %(ref_state)s = 'active' AND job.version >= 1 THEN job.version ELSE ledger.source_version END,
-    next_delete_at = CASE WHEN %(ref_state)s = 'retired' THEN statement_timestamp() + %(grace)s END,
+    next_delete_at = CASE WHEN %(ref_state)s = 'retired' THEN statement_timestamp() + make_interval(secs => %(grace)s) END,
     last_error_code = job.code,
     row_version = ledger.row_version + 1,
     updated_at = statement_timestamp()

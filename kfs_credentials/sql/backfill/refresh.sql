@@ -28,7 +28,7 @@ WITH item AS (
 ), retired AS (
   UPDATE source_secret_lifecycle_refs ledger SET
     state = 'retired',
-    next_delete_at = statement_timestamp() + %(grace)s,
+    next_delete_at = statement_timestamp() + make_interval(secs => %(grace)s),
     last_error_code = 'SOURCE_CREDENTIALS_CHANGED',
     row_version = ledger.row_version + 1,
     updated_at = statement_timestamp()
@@ -45,7 +45,7 @@ WITH item AS (
     recover_after, delete_attempts, row_version, created_at, updated_at
   )
   SELECT ledger, tenant_id, knowledge_space_id, source_id, ref, id::text, 'backfill', 'candidate',
-    CASE WHEN version >= 1 THEN version END, statement_timestamp() + %(recover_after)s, 0, 0,
+    CASE WHEN version >= 1 THEN version END, statement_timestamp() + make_interval(secs => %(recover_after)s), 0, 0,
     statement_timestamp(), statement_timestamp()
   FROM job
   RETURNING credential_ref, tenant_id, knowledge_space_id, source_id

@@ -14,7 +14,7 @@ WITH item AS (
     run_state, worker_id, lease_token, lease_expires_at, heartbeat_at, retry_count, row_version, created_at, updated_at
   )
   SELECT job, tenant, space, source, greatest(version, 1), ref, fingerprint,
-    'running', %(worker)s, %(token)s, statement_timestamp() + %(lease)s, statement_timestamp(), 0, 0,
+    'running', %(worker)s, %(token)s, statement_timestamp() + make_interval(secs => %(lease)s), statement_timestamp(), 0, 0,
     statement_timestamp(), statement_timestamp()
   FROM item
   ON CONFLICT (tenant_id, knowledge_space_id, source_id) DO UPDATE SET
@@ -40,7 +40,7 @@ WITH item AS (
     recover_after, delete_attempts, row_version, created_at, updated_at
   )
   SELECT item.ledger, tenant, space, source, ref, job.id::text, 'backfill', 'candidate',
-    CASE WHEN version >= 1 THEN version END, statement_timestamp() + %(recover_after)s, 0, 0,
+    CASE WHEN version >= 1 THEN version END, statement_timestamp() + make_interval(secs => %(recover_after)s), 0, 0,
     statement_timestamp(), statement_timestamp()
   FROM item JOIN job ON job.candidate_credential_ref = item.ref
 ), event AS (

@@ -8,7 +8,7 @@ WITH final AS (
   WHERE ledger.state = 'deleted'
     AND ledger.next_delete_at IS NULL
     AND ledger.lease_expires_at IS NULL
-    AND ledger.updated_at <= statement_timestamp() - %(retention)s
+    AND ledger.updated_at <= statement_timestamp() - make_interval(secs => %(retention)s)
     AND ledger.updated_at < patrol.covers_until
     AND NOT EXISTS (SELECT FROM sources src WHERE src.credential_ref = ledger.credential_ref)
   -- In the order of the claim index: those that are too young, or many, are not read.

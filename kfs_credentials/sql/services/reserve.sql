@@ -7,7 +7,7 @@ WITH ledger AS (
   )
   VALUES (
     %(id)s, %(tenant)s, %(space)s, %(source)s, %(ref)s, %(operation)s, %(purpose)s, 'staged', NULL,
-    statement_timestamp() + %(recover_after)s, 0, 0, statement_timestamp(), statement_timestamp()
+    statement_timestamp() + make_interval(secs => %(recover_after)s), 0, 0, statement_timestamp(), statement_timestamp()
   )
   ON CONFLICT (id) DO NOTHING
   RETURNING credential_ref, tenant_id, knowledge_space_id, source_id

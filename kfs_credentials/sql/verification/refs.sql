@@ -25,7 +25,7 @@ WITH page AS MATERIALIZED (
         WHEN EXISTS (SELECT FROM sources src WHERE src.credential_ref = page.credential_ref) THEN 'ref_unnamed'
         WHEN EXISTS (
           SELECT FROM kfs_credentials_round round
-          WHERE round.name = 'sweep' AND round.covers_until > statement_timestamp() - %(sweeps)s
+          WHERE round.name = 'sweep' AND round.covers_until > statement_timestamp() - make_interval(secs => %(sweeps)s)
         ) THEN 'unswept'
         ELSE 'ref_unnamed'
       END
@@ -38,7 +38,7 @@ WITH page AS MATERIALIZED (
       WHEN page.state IN ('retired', 'deleted') AND page.next_delete_at = 'infinity' THEN 'ref_stuck'
       WHEN page.state IN ('staged', 'candidate') AND page.recover_after = 'infinity' THEN 'ref_stuck'
       -- No lease is that long: nobody would take the row over before.
-      WHEN page.lease_expires_at > statement_timestamp() + %(longest_lease)s THEN 'ref_stuck'
+      WHEN page.lease_expires_at > statement_timestamp() + make_interval(secs => %(longest_lease)s) THEN 'ref_stuck'
       WHEN page.state = 'deleted' AND page.next_delete_at IS NULL AND object.first_erased_at IS NULL
         THEN 'erasure_unproved'
     END AS problem

@@ -1,0 +1,39 @@
+"""What these tests need of the system besides PostgreSQL, and what becomes of them where it is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+PROGRAMS = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin")
+LIBRARIES = ("/usr/lib", "/usr/local/lib")
+
+
+def missing(package: str) -> NoReturn:
+    """Fail where everything has to be there, and skip elsewhere; `package` is Debian's."""
+    reason = f"{package} is not installed: apt-get install {package}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def pgbouncer() -> Path:
+    """Return the program; Debian keeps it where only root's PATH looks."""
+    found = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), *PROGRAMS]))
+    return Path(found) if found else missing("pgbouncer")
+
+
+def libfaketime() -> Path:
+    """Return the library that gives a process with threads another clock."""
+    return next(_libraries("faketime/libfaketimeMT.so.1"), None) or missing("libfaketime")
+
+
+def _libraries(name: str) -> Iterator[Path]:
+    for directory in LIBRARIES:
+        yield from Path(directory).glob(f"*/{name}")
+        yield from Path(directory).glob(name)
