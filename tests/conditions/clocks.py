@@ -15,6 +15,7 @@ from example_project.postgres import find_binaries
 from tests.conditions.needs import libfaketime
 
 HOUR = 3600.0
+STARTUP = Path(__file__).with_name("startup")
 
 WRAPPER = """#!/bin/sh
 export {variables}
@@ -36,6 +37,7 @@ class Clock:
             "FAKETIME_NO_CACHE": "1",
             "DONT_FAKE_MONOTONIC": "1",
             "NO_FAKE_STAT": "1",
+            "PYTHONPATH": str(STARTUP),
         }
         self.jump(seconds)
 

@@ -91,9 +91,7 @@ def change(request: pytest.FixtureRequest, settings: Any) -> Change:
 def nursery_in() -> Iterator[Callable[[str], Nursery]]:
     """Return a function that gives the nursery of a project in a time zone."""
     with ExitStack() as stack:
-        yield cache(
-            lambda zone: stack.enter_context(Nursery("tests.conditions.settings", KFS_TESTS_TIME_ZONE=zone))  # type: ignore[misc]
-        )
+        yield cache(lambda zone: stack.enter_context(Nursery("tests.conditions.settings", KFS_TESTS_TIME_ZONE=zone)))
 
 
 @pytest.fixture
