@@ -23,9 +23,14 @@ def missing(package: str) -> NoReturn:
 
 
 def pgbouncer() -> Path:
-    """Return the program; Debian keeps it where only root's PATH looks."""
+    """Return the program."""
+    return found_pgbouncer() or missing("pgbouncer")
+
+
+def found_pgbouncer() -> Path | None:
+    """Return the program, None if it is not there; Debian keeps it where only root's PATH looks."""
     found = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), *PROGRAMS]))
-    return Path(found) if found else missing("pgbouncer")
+    return Path(found) if found else None
 
 
 def libfaketime() -> Path:
