@@ -250,10 +250,7 @@ def point(
         raise VersionConflict(expected_version, version)
     if receipt is not None:
         keys.refuse_closed(using, receipt.key_id)
-    pointed = sql.query(using, "services/point_source", source=source, ref=ref, scrub=scrub)
-    if not pointed:
-        raise MutationFailed("a trigger of the database left the source as it was")
-    ((version,),) = pointed
+    version = _point_source(using, tenant, source, ref, scrub=scrub)
     if ref is not None:
         ledger(using).filter(credential_ref=ref).activate(version, event=event)
         if receipt is not None:
@@ -264,6 +261,19 @@ def point(
         _retire(using, named, tenant=tenant, space=space, source=source)
     let_go(using, waiting)
     _supersede(using, source)
+
+
+def _point_source(using: str, tenant: str, source: uuid.UUID, ref: str | None, *, scrub: bool) -> int:
+    """Do it, and return the version that the source has now; raises `MutationFailed`."""
+    if scrub or ref is None:
+        pointed = [version for (version,) in sql.query(using, "services/point_source", source=source, ref=ref)]
+    else:
+        sql.run_block(using, "services/point_source_only", source=str(source), ref=ref)
+        found = sql.query(using, "services/find", tenant=tenant, source=source)
+        pointed = [version for _, version, named, _ in found if named == ref]
+    if not pointed:
+        raise MutationFailed("a trigger of the database left the source as it was")
+    return int(pointed[0])
 
 
 def _note_scrub(using: str, source: uuid.UUID, ref: str | None, why: str | None) -> None:

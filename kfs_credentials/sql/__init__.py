@@ -20,3 +20,15 @@ def query(using: str, name: str, /, **parameters: Any) -> list[tuple[Any, ...]]:
     with connections[using].cursor() as cursor:
         cursor.execute(read(name), parameters)
         return list(cursor.fetchall())
+
+
+def run_block(using: str, name: str, /, **values: str) -> None:
+    """Run the DO block in a file on alias `using`, inside the caller's transaction.
+
+    Such a block takes no parameters. Its `values` are settings of the transaction, and gone with it: `kfs_credentials.`
+    and the name.
+    """
+    with connections[using].cursor() as cursor:
+        for setting, value in values.items():
+            cursor.execute("SELECT set_config(%s, %s, true)", [f"kfs_credentials.{setting}", value])
+        cursor.execute(read(name))

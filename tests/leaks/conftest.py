@@ -1,0 +1,5 @@
+"""What the tests of leaks share."""
+
+from tests.services.conftest import space
+
+__all__ = ["space"]
