@@ -25,6 +25,13 @@ class KfsCredentialsError(Exception):
     """Why a worker that meets this does not work, a `RefusalReason`; None if it is about one secret or one call."""
 
 
+class CredentialsInClearWarning(UserWarning):
+    """What is being serialized holds the credentials of a source that has not been moved, and so does what comes of it.
+
+    Python shows it once a process. `python -W error::UserWarning manage.py dumpdata` ends there instead.
+    """
+
+
 # Values that a caller passed in.
 
 

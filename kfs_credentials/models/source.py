@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -10,8 +11,14 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from kfs_credentials.crypto import sensitive
+from kfs_credentials.errors import CredentialsInClearWarning
 from kfs_credentials.models.knowledge_space import KnowledgeSpace
-from kfs_credentials.models.schema import SeedIndex, exact_json_field
+from kfs_credentials.models.schema import ExactJSONDecoder, ExactJSONEncoder, SeedIndex, exact_json_field
+from kfs_credentials.redaction import redacted, redacted_text
+
+CREDENTIALS = "credentials"
+"""The key of metadata under which credentials lie in clear."""
 
 
 class Shape(models.TextChoices):
@@ -45,6 +52,31 @@ class HasLegacyCredentials(models.Func):
     template = "jsonb_typeof(%(expressions)s -> 'credentials') = 'object'"
     output_field = models.BooleanField()
     arity = 1
+
+
+class MetadataField(models.JSONField):
+    """`sources.metadata`. Whoever serializes it before the credentials are moved is warned (`dumpdata`, an API).
+
+    They are not left out: a dump that is loaded again would have lost them, and nobody would know.
+    """
+
+    def value_to_string(self, obj: models.Model) -> Any:
+        """Return what every serializer of Django asks for, with a warning where credentials are in it."""
+        value = super().value_to_string(obj)
+        if isinstance(value, dict) and value.get(CREDENTIALS) is not None:
+            warnings.warn(
+                "a source is being serialized with its credentials in clear, which it still has in metadata: whatever "
+                "is made of it holds them too. Move them first (run_credential_backfill, credential_status), or leave "
+                "sources out (dumpdata --exclude kfs_credentials.source); for an API there is Source.shown().",
+                CredentialsInClearWarning,
+                stacklevel=2,
+            )
+        return value
+
+    def deconstruct(self) -> Any:
+        """Return what migrations write: Django's own field, which it is to the database."""
+        name, _, arguments, options = super().deconstruct()
+        return name, "django.db.models.JSONField", arguments, options
 
 
 class SourceQuerySet(models.QuerySet["Source"]):
@@ -117,7 +149,7 @@ class Source(models.Model):
     status = models.TextField(_("status"))
     name = models.TextField(_("name"))
     uri = models.TextField(_("URI"))
-    metadata = exact_json_field(verbose_name=_("metadata"))
+    metadata = MetadataField(_("metadata"), encoder=ExactJSONEncoder, decoder=ExactJSONDecoder)
     permission_scope = exact_json_field(verbose_name=_("permission scope"))
     version = models.IntegerField(_("version"))
     created_at = models.DateTimeField(_("created at"))
@@ -169,6 +201,32 @@ class Source(models.Model):
         else:
             update_fields = _columns_saved(self)
         super().save(update_fields=update_fields, **options)
+
+    @sensitive
+    def shown(self) -> dict[str, Any]:
+        """Return what an API may answer and a log may have: the columns by name, and no secret.
+
+        Credentials are left out, wherever they are; instead `has_credentials` says whether there are some. So is the
+        ref. What looks like a secret elsewhere is hidden, at any depth: see `redaction`.
+        """
+        metadata, in_clear = self.metadata, None
+        if isinstance(metadata, dict):
+            in_clear = metadata.get(CREDENTIALS)
+            metadata = {key: value for key, value in metadata.items() if key != CREDENTIALS}
+        return {
+            "id": self.pk,
+            "knowledge_space": self.knowledge_space_id,
+            "type": self.type,
+            "status": self.status,
+            "name": redacted_text(self.name),
+            "uri": redacted_text(self.uri),
+            "metadata": redacted(metadata),
+            "permission_scope": redacted(self.permission_scope),
+            "version": self.version,
+            "created_at": self.created_at,
+            "updated_at": self.updated_at,
+            "has_credentials": self.credential_ref is not None or in_clear is not None,
+        }
 
 
 def _columns_saved(source: Source) -> Sequence[str]:

@@ -1,11 +1,15 @@
 """What our models show of themselves: names, ids and states (LL-06)."""
 
+import copy
+import json
 import pickle
 import uuid
+from typing import Any
 
 import pytest
 from django.apps import apps
 from django.core import serializers
+from django.core.serializers.json import DjangoJSONEncoder
 from django.forms.models import model_to_dict
 
 from kfs_credentials import models
@@ -59,7 +63,8 @@ def test_a_queryset_shows_names_only() -> None:
 
 
 @pytest.mark.django_db
-def test_what_a_dump_shows_before_and_after_the_backfill() -> None:
+@pytest.mark.filterwarnings("ignore::kfs_credentials.errors.CredentialsInClearWarning")
+def test_what_a_copy_shows_before_and_after_the_backfill() -> None:
     """A source that has not been moved holds its credentials in clear, and so does whatever copies its row."""
     source = SourceFactory.create(credentials={"access_token": CANARY})
     copies = (
@@ -67,13 +72,64 @@ def test_what_a_dump_shows_before_and_after_the_backfill() -> None:
         lambda: repr(model_to_dict(models.Source.objects.get())),
         lambda: repr(list(models.Source.objects.values())),
         lambda: repr(pickle.dumps(models.Source.objects.get())),
+        lambda: repr(vars(copy.deepcopy(models.Source.objects.get()))),
     )
-    assert all(CANARY in copy() for copy in copies)
+    assert all(CANARY in make() for make in copies)
 
     # Afterwards there is nothing to show but the ref.
     models.Source.objects.update(metadata={"title": "Handbook"})
-    assert not any(CANARY in copy() for copy in copies)
+    assert not any(CANARY in make() for make in copies)
     assert f"{source.pk}" in copies[0]()
+
+
+SHAPES: list[Any] = [
+    {"title": "Handbook", "credentials": {"access_token": CANARY}},
+    {"title": "Handbook", "credentials": CANARY},
+    {"title": "Handbook", "credentials": [CANARY, {"deep": CANARY}]},
+    {"title": "Handbook", "auth": {"api_key": CANARY}, "link": f"https://user:{CANARY}@host"},
+    {"title": "Handbook", "document": json.dumps({"credentials": {"access_token": CANARY}})},
+    [{"title": "Handbook", "credentials": {"access_token": CANARY}}],
+]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("metadata", SHAPES)
+def test_what_is_made_for_an_api_shows_no_secret(metadata: Any) -> None:
+    SourceFactory.create(
+        metadata=metadata,
+        name=f"https://user:{CANARY}@host",
+        uri=f"https://host/?sig={CANARY}",
+        permission_scope=SHAPES,
+    )
+    source = models.Source.objects.get()
+    source.credential_ref = REF
+    shown = json.dumps(source.shown(), cls=DjangoJSONEncoder)
+    assert CANARY not in shown
+    assert REF not in shown
+    assert "Handbook" in shown
+    assert str(source.pk) in shown
+
+
+def test_what_is_made_for_an_api_has_every_column_but_the_ref() -> None:
+    columns = {field.name for field in models.Source._meta.concrete_fields}
+    assert set(SOURCE.shown()) - {"has_credentials"} == columns - {"credential_ref"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "ref", "expected"),
+    [
+        ({}, None, False),
+        ({"credentials": None}, None, False),
+        ({"credentials": {}}, None, True),
+        ({"credentials": "text"}, None, True),
+        ({}, REF, True),
+        ([], None, False),
+    ],
+)
+def test_what_is_made_for_an_api_says_whether_there_are_credentials(
+    metadata: Any, ref: str | None, expected: bool
+) -> None:
+    assert models.Source(metadata=metadata, credential_ref=ref).shown()["has_credentials"] is expected
 
 
 @pytest.mark.django_db
