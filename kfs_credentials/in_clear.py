@@ -299,8 +299,11 @@ def _scrub(using: str, found: Sequence[InClear], *, detail: str) -> set[uuid.UUI
 
 def _locked(using: str, sources: Collection[uuid.UUID]) -> dict[uuid.UUID, _Now]:
     """Lock these sources, SKIP LOCKED; return those that were free, as they are now."""
-    rows = sql.query(using, "in_clear/lock", sources=list(sources), bytes=settings.BATCH_BYTES) if sources else []
-    return dict(made(_Now.by_id, rows))
+    if not sources:
+        return {}
+    # The rows hold values: no variable here ever does.
+    query = {"sources": list(sources), "bytes": settings.BATCH_BYTES}
+    return dict(made(_Now.by_id, sql.query(using, "in_clear/lock", **query)))
 
 
 # Settle one that is not the same.

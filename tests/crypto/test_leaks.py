@@ -151,7 +151,10 @@ def unseal_other(plaintext: str) -> Credentials:
 
 def shown(value: object, levels: int = 5) -> Iterator[str]:
     """Give the repr of a value, and of whatever can be reached from it: members, attributes, slots."""
-    yield repr(value)
+    try:
+        yield repr(value)
+    except Exception as error:  # noqa: BLE001 - as trackers know: a queryset's asks the database
+        yield f"<its repr fails: {type(error).__name__}>"
     if levels == 0:
         return
     if isinstance(value, dict):

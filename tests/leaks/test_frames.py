@@ -1,26 +1,14 @@
-"""No error that leaves a step takes a value along, at whatever line it happens.
-
-An error is thrown at each line of ours that a step runs, the last time that it gets there. Then the test does what an
-error tracker does: it goes through the variables of our frames, and writes down their repr.
-"""
+"""No error that leaves a step takes a value along, at whatever line it happens."""
 
 from __future__ import annotations
 
-import linecache
-import logging
-import sys
-import threading
-from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
-from types import CodeType, FrameType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection
-from django.db.transaction import TransactionManagementError
+from django.db import connection
 from django.utils.connection import ConnectionDoesNotExist
 
-import kfs_credentials
 from kfs_credentials.backfill import Backfill
 from kfs_credentials.backfill_worker import BackfillWorker
 from kfs_credentials.batch import Batch
@@ -28,54 +16,14 @@ from kfs_credentials.models import SourceCredentialBackfill
 from kfs_credentials.operations import retry_failed_jobs
 from kfs_credentials.status import read_left
 from kfs_credentials.stores.encrypted import EncryptedStore
-from tests.crypto.test_leaks import frames, shown
 from tests.factories import SourceFactory
 from tests.leaks.canary import CANARY, CREDENTIALS, OTHER_CANARY, hits
+from tests.leaks.frames import everything_shown, leaks_at_each_line
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TABLES = ("source_credential_backfills", "source_secret_lifecycle_refs", "kfs_credentials_secret_object")
-PACKAGE = str(Path(kfs_credentials.__file__).parent)
-Place = tuple[CodeType, int]
 Prepare = Callable[[Backfill], Callable[[], object]]
-
-
-class ThrownError(Exception):
-    """What is thrown. It stands for whatever nobody foresaw: no memory, a key pressed, a mistake in a library."""
-
-
-class Tracer:
-    """Notes each line of some files that is run, on all threads; or throws at one of them, the nth time."""
-
-    def __init__(self, files: Collection[str], place: Place | None = None, turn: int = 0) -> None:
-        self.files = {f"{PACKAGE}/{file}" for file in files}
-        self.place = place
-        self.turn = turn
-        self.times: dict[Place, int] = {}
-        self.blocks: set[tuple[FrameType, int]] = set()
-
-    def __enter__(self) -> None:
-        threading.settrace(self.trace)
-        sys.settrace(self.trace)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-        threading.settrace(None)
-
-    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in self.files:
-            return None
-        if event == "line":
-            place = frame.f_code, frame.f_lineno
-            if linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
-                # The line comes again at the end of the block. An error there would be one in the interpreter.
-                if (frame, frame.f_lineno) in self.blocks:
-                    return self.trace
-                self.blocks.add((frame, frame.f_lineno))
-            self.times[place] = self.times.get(place, 0) + 1
-            if place == self.place and self.times[place] == self.turn:
-                raise ThrownError
-        return self.trace
 
 
 def discover(steps: Backfill) -> Callable[[], object]:
@@ -182,28 +130,7 @@ def anew(store: EncryptedStore, kfs_settings: Any) -> Iterator[Callable[[], Back
 def test_whatever_happens_at_whatever_line(
     prepare: Prepare, anew: Callable[[], Backfill], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
-    files = STEPS[prepare]
-    run = prepare(anew())
-    tracer = Tracer(files)
-    with tracer:
-        run()
-    leaks: list[str] = []
-    thrown = 0
-    for (code, line), times in tracer.times.items():
-        run = prepare(anew())
-        caplog.clear()
-        texts: list[str] = []
-        try:
-            with Tracer(files, (code, line), times):
-                run()  # to its end, if it gets there fewer times than before: some lines depend on the clock
-        except ThrownError as error:
-            thrown += 1
-            texts = list(everything_shown(error))
-        found = hits("\n".join([caplog.text, *texts]))
-        leaks += [f"{code.co_filename}:{line}, in {code.co_qualname}: {hit}" for hit in found]
-    assert leaks == []
-    assert thrown > len(tracer.times) / 2
+    leaks_at_each_line(lambda: prepare(anew()), STEPS[prepare], caplog)
 
 
 def test_the_walk_sees_what_it_has_to() -> None:
@@ -217,25 +144,3 @@ def test_the_walk_sees_what_it_has_to() -> None:
         work(CREDENTIALS)
     found = [text for text in everything_shown(caught.value) for _ in hits(text)]
     assert any(text.startswith("Backfill.claim, self: ") for text in found)
-
-
-def reached(value: object) -> Iterator[str]:
-    """Yield what the repr of a value shows, and of what can be reached from it; some reprs fail, as trackers know."""
-    texts = shown(value)
-    while True:
-        try:
-            yield next(texts)
-        except (StopIteration, DatabaseError, TransactionManagementError):
-            return
-
-
-def everything_shown(error: BaseException | None) -> Iterator[str]:
-    """Yield what an error tracker writes down about an error, and about those that led to it."""
-    while error is not None:
-        yield from (str(error), repr(error), *map(repr, error.args), *reached(vars(error)))
-        for frame in frames(error.__traceback__):
-            if frame.f_code.co_filename.startswith(PACKAGE):
-                for name, value in frame.f_locals.items():
-                    for text in reached(value):
-                        yield f"{frame.f_code.co_qualname}, {name}: {text}"
-        error = error.__cause__ or error.__context__

@@ -17,7 +17,7 @@ from kfs_credentials.models import KnowledgeSpace, Source
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.factories import SourceFactory
 from tests.leaks.canary import CANARY, CREDENTIALS, OTHER_CANARY, hits
-from tests.leaks.test_frames import PACKAGE, ThrownError, Tracer, everything_shown
+from tests.leaks.frames import everything_shown, leaks_at_each_line
 from tests.management.rows import table_contents
 from tests.services.conftest import TENANT, create, execute, trigger
 
@@ -90,27 +90,7 @@ PREPARE: list[Prepare] = [
 def test_whatever_happens_at_whatever_line(
     prepare: Prepare, space: KnowledgeSpace, store: EncryptedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
-    run = prepare(space)
-    tracer = Tracer(FILES)
-    with tracer:
-        run()
-    leaks: list[str] = []
-    thrown = 0
-    for (code, line), times in tracer.times.items():
-        run = prepare(space)
-        caplog.clear()
-        texts: list[str] = []
-        try:
-            with Tracer(FILES, (code, line), times):
-                run()
-        except (ThrownError, CredentialsRejected) as error:  # the latter, if it was thrown into the validator
-            thrown += 1
-            texts = list(everything_shown(error))
-        found = hits("\n".join([caplog.text, *texts]))
-        leaks += [f"{code.co_filename.removeprefix(PACKAGE)}:{line}, in {code.co_qualname}: {hit}" for hit in found]
-    assert leaks == []
-    assert thrown > len(tracer.times) / 2
+    leaks_at_each_line(lambda: prepare(space), FILES, caplog)
 
 
 # What is raised by others, on the way.

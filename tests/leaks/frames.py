@@ -1,0 +1,125 @@
+"""Errors thrown at each line of ours that something runs, and what an error tracker would write down about each.
+
+An error is thrown the last time that a line is reached. Then everything is looked at that a tracker looks at: the
+errors that led to it, their texts and arguments, and the variables of our frames, as far as their members reach; now
+and then Django's own debug page, too.
+"""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from django.views.debug import ExceptionReporter
+
+import kfs_credentials
+from tests.crypto.test_leaks import frames, shown
+from tests.leaks.canary import hits
+
+PACKAGE = str(Path(kfs_credentials.__file__).parent)
+Place = tuple[CodeType, int]
+Run = Callable[[], object]
+
+
+class ThrownError(Exception):
+    """What is thrown. It stands for whatever nobody foresaw: no memory, a key pressed, a mistake in a library."""
+
+
+class Tracer:
+    """Notes each line of some files that is run, on all threads; or throws at one of them, the nth time."""
+
+    def __init__(self, files: Collection[str], place: Place | None = None, turn: int = 0) -> None:
+        self.files = {f"{PACKAGE}/{file}" for file in files}
+        self.place = place
+        self.turn = turn
+        self.times: dict[Place, int] = {}
+        self.blocks: set[tuple[FrameType, int]] = set()
+        self.has_thrown = False
+
+    def __enter__(self) -> None:
+        threading.settrace(self.trace)
+        sys.settrace(self.trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        threading.settrace(None)
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in self.files:
+            return None
+        if event == "line":
+            place = frame.f_code, frame.f_lineno
+            if linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+                # The line comes again at the end of the block. An error there would be one in the interpreter.
+                if (frame, frame.f_lineno) in self.blocks:
+                    return self.trace
+                self.blocks.add((frame, frame.f_lineno))
+            self.times[place] = self.times.get(place, 0) + 1
+            if place == self.place and self.times[place] == self.turn:
+                self.has_thrown = True
+                raise ThrownError
+        return self.trace
+
+
+def leaks_at_each_line(prepare: Callable[[], Run], files: Collection[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Assert that nothing is shown, at whatever line of these files an error is thrown into what `prepare` returns.
+
+    `prepare` makes everything as before, and returns what is to be run.
+    """
+    caplog.set_level(logging.DEBUG)
+    run = prepare()
+    tracer = Tracer(files)
+    with tracer:
+        run()
+    leaks: list[str] = []
+    thrown = 0
+    reported: set[str] = set()
+    for (code, line), times in tracer.times.items():
+        run = prepare()
+        caplog.clear()
+        texts: list[str] = []
+        thrower = Tracer(files, (code, line), times)
+        try:
+            with thrower:
+                run()  # to its end, if it gets there fewer times than before: some lines depend on the clock
+        except Exception as error:  # noqa: BLE001 - or whatever was made of it on the way
+            texts = list(everything_shown(error))
+            if code.co_filename not in reported:  # once for each file: a page takes a while
+                reported.add(code.co_filename)
+                texts += debug_page(error)
+        thrown += thrower.has_thrown
+        found = hits("\n".join([caplog.text, *texts]))
+        leaks += [f"{code.co_filename.removeprefix(PACKAGE)}:{line}, in {code.co_qualname}: {hit}" for hit in found]
+    assert not leaks, "\n".join(leaks)
+    assert thrown > len(tracer.times) / 2, f"{thrown} errors at {len(tracer.times)} lines"
+
+
+def everything_shown(error: BaseException | None) -> Iterator[str]:
+    """Yield what an error tracker writes down about an error, and about those that led to it."""
+    while error is not None:
+        yield from (str(error), repr(error), *map(repr, error.args), *shown(vars(error)))
+        for frame in frames(error.__traceback__):
+            if frame.f_code.co_filename.startswith(PACKAGE):
+                for name, value in frame.f_locals.items():
+                    for text in shown(value):
+                        yield f"{frame.f_code.co_qualname}, {name}: {text}"
+        error = error.__cause__ or error.__context__
+
+
+def debug_page(error: BaseException) -> list[str]:
+    """Return what Django shows of an error: on its debug page, in mails to admins.
+
+    From the first frame of ours on, those of libraries included: before it stands the caller's, who has the values.
+    """
+    ours = error.__traceback__
+    while ours is not None and not ours.tb_frame.f_code.co_filename.startswith(PACKAGE):
+        ours = ours.tb_next
+    reporter = ExceptionReporter(None, type(error), error, ours)
+    return [reporter.get_traceback_text(), reporter.get_traceback_html()]
