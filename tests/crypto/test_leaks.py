@@ -149,27 +149,27 @@ def unseal_other(plaintext: str) -> Credentials:
     return unseal(RING, SCOPE, SEALED_REF, sealed(plaintext.encode()))
 
 
-def shown(value: object, levels: int = 5) -> Iterator[str]:
+def shown(value: object, levels: int = 5, repr_of: Callable[[object], str] = repr) -> Iterator[str]:
     """Give the repr of a value, and of whatever can be reached from it: members, attributes, slots."""
     try:
-        yield repr(value)
+        yield repr_of(value)
     except Exception as error:  # noqa: BLE001 - as trackers know: a queryset's asks the database
         yield f"<its repr fails: {type(error).__name__}>"
     if levels == 0:
         return
     if isinstance(value, dict):
         for key, member in value.items():
-            yield from shown(key, levels - 1)
-            yield from shown(member, levels - 1)
+            yield from shown(key, levels - 1, repr_of)
+            yield from shown(member, levels - 1, repr_of)
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
-            yield from shown(item, levels - 1)
+            yield from shown(item, levels - 1, repr_of)
     elif not isinstance(value, type):
         for member in getattr(value, "__dict__", {}).values():
-            yield from shown(member, levels - 1)
+            yield from shown(member, levels - 1, repr_of)
         for slot in getattr(type(value), "__slots__", ()):
             if hasattr(value, slot):
-                yield from shown(getattr(value, slot), levels - 1)
+                yield from shown(getattr(value, slot), levels - 1, repr_of)
 
 
 def frames(found: TracebackType | None) -> Iterator[Any]:
