@@ -13,7 +13,6 @@ from pytest_django import DjangoDbBlocker
 from example_project import postgres
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.bound import bind_at_once
-from tests.crashes.conftest import nursery, own_server, scene, template  # noqa: F401 - fixtures
 from tests.crashes.database import ALIAS, fill, new_database
 from tests.crashes.scene import Scene
 from tests.crashes.workers import Nursery
