@@ -114,8 +114,8 @@ def connect(pooled: Mapping[str, Any], database: str) -> psycopg.Connection[Any]
     )
 
 
-# What PgBouncer itself keeps for each client, and sets anew when it gives a session to another one; and what begins anew
-# with each transaction, though it is listed as the session's.
+# What PgBouncer itself keeps for each client, and sets anew when it gives a session to another one; and what begins
+# anew with each transaction, though it is listed as the session's.
 KEPT = (
     *("application_name", "client_encoding", "DateStyle", "TimeZone", "standard_conforming_strings"),
     *("transaction_isolation", "transaction_read_only", "transaction_deferrable"),
