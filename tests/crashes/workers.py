@@ -121,12 +121,21 @@ def _others() -> dict[str, str]:
 class Nursery:
     """The process that forks the workers: see `nursery.py`."""
 
-    def __init__(self, settings: str = "example_project.settings", **environment: str) -> None:
+    def __init__(
+        self,
+        settings: str = "example_project.settings",
+        *,
+        under: Sequence[str] = (),
+        cwd: Path = ROOT,
+        **environment: str,
+    ) -> None:
+        """Start it. `under`: a command, such as strace, under which it and all its children run."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crashes.nursery"],
-            cwd=ROOT,
+            [*under, sys.executable, "-m", "tests.crashes.nursery"],
+            cwd=cwd,
             env={
                 **_others(),
+                "PYTHONPATH": str(ROOT),
                 **environment,
                 "DJANGO_SETTINGS_MODULE": settings,
                 "DATABASE_URL": "postgres:///",  # each worker is told its own

@@ -1,10 +1,14 @@
-"""All commands in turn, on a server and with logging that write down everything, and all that is left of it."""
+"""A server and processes that write down everything, and all that is left of what happened: the evidence.
+
+What happens is told in `chapters.py`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +18,14 @@ import psycopg
 
 from example_project import postgres
 from tests.crashes.gates import Gate
-from tests.crashes.stores import BEFORE_PUT
-from tests.crashes.workers import Nursery, Worker
-from tests.leaks.canary import CANARY, CREDENTIALS, OTHER_CANARY
+from tests.crashes.scene import Call
+from tests.crashes.workers import MANAGE, Nursery, Worker
+from tests.leaks.watch import Sampler
 
-CLEAN, WRONG_USE, LOOK, STOPPED = 0, 1, 3, 4
+CLEAN, WRONG_USE, LOOK, STOPPED, UNKNOWN = 0, 1, 3, 4, 5
 """Exit codes."""
+FAILED = (WRONG_USE, LOOK, STOPPED, UNKNOWN)
+APPLICATION = "tests.leaks.application.perform"
 
 LOGS_EVERYTHING = [
     "fsync=off",
@@ -33,6 +39,18 @@ LOGS_EVERYTHING = [
     "log_lock_waits=on",
     "debug_print_plan=on",
     "debug_pretty_print=off",
+    # A server that lacks one of these does not start: they are in contrib, of Debian and of the wheels.
+    "shared_preload_libraries=auto_explain,pg_stat_statements",
+    "auto_explain.log_min_duration=0",
+    "auto_explain.log_analyze=on",
+    "auto_explain.log_verbose=on",
+    "auto_explain.log_parameter_max_length=-1",  # since PostgreSQL 16
+    "auto_explain.log_nested_statements=on",
+    "auto_explain.log_triggers=on",
+    "auto_explain.log_settings=on",
+    "pg_stat_statements.track=all",
+    "pg_stat_statements.track_utility=on",
+    "track_activity_query_size=64kB",
 ]
 LOGS_NOTHING = [
     "log_statement=none",
@@ -40,46 +58,11 @@ LOGS_NOTHING = [
     "log_min_error_statement=panic",
     "log_min_messages=panic",
     "debug_print_plan=off",
+    "auto_explain.log_min_duration=-1",
+    "pg_stat_statements.track=none",
+    "track_activities=off",
 ]
-
-ROWS = """
-INSERT INTO knowledge_spaces (id, tenant_id, slug, name, created_at, updated_at)
-SELECT gen_random_uuid(), tenant, 'space', 'Space', now(), now() FROM unnest(ARRAY['tenant', 'rejected']) AS tenant;
-ALTER TABLE sources ADD CONSTRAINT kfs_tests_source CHECK (credential_ref IS NULL OR name <> 'rejected');
-ALTER TABLE source_credential_backfills ADD CONSTRAINT kfs_tests_job CHECK (tenant_id <> 'rejected');
-"""
-ROW = """
-INSERT INTO sources (id, knowledge_space_id, type, status, name, uri, metadata, permission_scope, version, created_at,
-  updated_at)
-SELECT gen_random_uuid(), id, 'online_drive', 'active', row.name, 'https://files.example', row.metadata, '[]', 1,
-  now(), now()
-FROM (VALUES (%s::jsonb, %s, %s)) AS row (metadata, name, tenant)
-JOIN knowledge_spaces space ON space.tenant_id = row.tenant
-"""
-CHANGE = """
-UPDATE sources SET metadata = jsonb_set(metadata, '{credentials,access_token}', to_jsonb(%s::text))
-WHERE name = 'changed'
-"""
-SOURCES: dict[str, Any] = {
-    "one": {"credentials": CREDENTIALS},
-    "two": {"credentials": {**CREDENTIALS, "number": 1, "more": [CANARY, {"deep": CANARY}]}},
-    "changed": {"credentials": CREDENTIALS},
-    "with another secret": {"credentials": CREDENTIALS, "auth": {"api_key": CANARY}},
-    "too large": {"credentials": {"access_token": CANARY * 20}},
-    "array": {"credentials": [CANARY]},
-    "text": {"credentials": CANARY},
-    "rejected": {"credentials": CREDENTIALS},
-    "no job": {"credentials": CREDENTIALS},
-    "none": {"title": "no credentials"},
-}
-# Triggers of somebody's that quote a row in their message: then PostgreSQL's own log has it, and nobody else.
-QUOTE = """
-CREATE FUNCTION kfs_tests_quote() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  RAISE EXCEPTION 'not this one: %', (SELECT string_agg(metadata::text, ' ') FROM sources);
-END $$;
-"""
-QUOTE_ON = "CREATE TRIGGER kfs_tests_quote BEFORE UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION kfs_tests_quote()"
+STATEMENTS = "SELECT string_agg(query, E'\\n') FROM pg_stat_statements"
 
 
 @dataclass
@@ -89,118 +72,159 @@ class Story:
     server: postgres.Server
     nursery: Nursery
     directory: Path
+    places: Sequence[Path]
+    """Home, temporary files and working directory of all processes."""
     evidence: dict[str, bytes] = field(default_factory=dict)
-    log_that_quotes: bytes = b""
-    key: str = field(default_factory=lambda: secrets.token_hex(32))
+    keys: list[str] = field(default_factory=lambda: [secrets.token_hex(32)])
 
     def __post_init__(self) -> None:
         for name in ("secrets", "gates"):
             (self.directory / name).mkdir(mode=0o700)
 
+    # Somebody else.
+
     @contextmanager
-    def silently(self) -> Iterator[psycopg.Connection[Any]]:
-        """Give a session of which the server logs nothing: what an application wrote long ago."""
-        options = " ".join(f"-c {setting}" for setting in LOGS_NOTHING)
-        with psycopg.connect(self.server.dsn(), options=options) as session:
+    def session(self, *settings: str) -> Iterator[psycopg.Connection[Any]]:
+        """Give a session of somebody else, with these settings of the server."""
+        with psycopg.connect(self.server.dsn(), options=" ".join(f"-c {setting}" for setting in settings)) as session:
             yield session
 
-    def start(self, *arguments: str, fault: str | None = None, binding: bool = False, **settings: Any) -> Worker:
-        """Start a command, as loud as it can be."""
-        name = f"{len(self.evidence)} {' '.join(arguments)}"
+    @contextmanager
+    def silently(self) -> Iterator[psycopg.Connection[Any]]:
+        """Give a session of which the server notes nothing: what an application wrote long ago."""
+        with self.session(*LOGS_NOTHING) as session:
+            yield session
+
+    def write(self, statement: str, *parameters: Any) -> None:
+        """Run a statement of which the server notes nothing."""
+        with self.silently() as session:
+            session.execute(statement, parameters or None)
+
+    def ask(self, query: str, *parameters: Any) -> Any:
+        """Return the one value that a query finds."""
+        with self.silently() as session:
+            row = session.execute(query, parameters).fetchone()
+        assert row is not None, query
+        return row[0]
+
+    def id_of(self, name: str) -> str:
+        """Return the id of the source of that name."""
+        return str(self.ask("SELECT id FROM sources WHERE name = %s", name))
+
+    def gate(self, name: str) -> Gate:
+        """Put up a gate in the store."""
+        return Gate(self.directory / "gates", name)
+
+    # Processes.
+
+    def start(
+        self,
+        *arguments: Any,
+        function: str = MANAGE,
+        fault: str = "",
+        binding: bool = False,
+        store: str = "tests.leaks.stores.QuotingStore",
+        **settings: Any,
+    ) -> Worker:
+        """Start a command, as loud as it can be, or a function with these arguments.
+
+        `fault`: of the store, see `stores.py`. `binding`: statements and parameters go to the server apart.
+        """
+        number = len(list(self.directory.glob("output *")))
+        output = self.directory / f"output {number}"
+        output.touch()
+        what = " ".join(arguments) if function == MANAGE else " ".join(call for call, _ in arguments)
         storage = {
             "BACKEND": "kfs_credentials.stores.files.DurableFileStorage",
             "OPTIONS": {"location": str(self.directory / "secrets")},
         }
         options = {"storage": storage, "gates": str(self.directory / "gates"), "fault": fault}
+        name = " ".join(filter(None, [str(number), what, fault]))
         return self.nursery.start(
             name,
-            [*arguments, "--verbosity", "3", "--traceback"],
-            output=self.directory / f"output {len(self.evidence)}",
+            [*arguments, "--verbosity", "3", "--traceback"] if function == MANAGE else arguments,
+            function=function,
+            output=output,
             database={**self.server.django_database(), "OPTIONS": {"server_side_binding": binding}},
             settings={
-                "KEYS": [self.key],
-                "STORES": {"default": {"BACKEND": "tests.leaks.stores.QuotingStore", "OPTIONS": options}},
+                "KEYS": self.keys,
+                "STORES": {"default": {"BACKEND": store, "OPTIONS": options}},
                 "MAX_SECRET_BYTES": 256,
                 "MAX_ATTEMPTS": 1,
                 "RETRY_BASE": 0,
                 "POLL_INTERVAL": 0.02,
+                "ERASE_GRACE": 0,
+                "LATE_WRITE_HORIZON": 0,
+                "LOCK_TIMEOUT": 60,
                 **settings,
             },
         )
 
-    def finish(self, worker: Worker, code: int) -> str:
-        """Wait for a command, which has to end with this exit code, and keep what it printed."""
-        assert worker.wait() == code, worker.printed
+    def finish(self, worker: Worker, *codes: int) -> str:
+        """Wait for a process, which has to end with one of these exit codes (0 if none is given); keep what it said."""
+        expected = codes or (CLEAN,)
+        printed = worker.printed if worker.wait() not in expected else ""
+        assert worker.code in expected, f"{worker.name} ended with {worker.code}, not {expected}\n{printed[-2000:]}"
         self.evidence[f"printed by {worker.name}"] = worker.output.read_bytes()
         return worker.printed
 
-    def run(self, *arguments: str, code: int = CLEAN, **options: Any) -> str:
+    def run(self, *arguments: str, code: int | Sequence[int] = CLEAN, **options: Any) -> str:
         """Run a command to its end."""
-        return self.finish(self.start(*arguments, **options), code)
+        codes = (code,) if isinstance(code, int) else code
+        return self.finish(self.start(*arguments, **options), *codes)
 
-    def tell(self) -> None:
-        """Let it all happen."""
-        self.run("migrate")
+    def call(self, *calls: Call, **options: Any) -> str:
+        """Let an application make these calls, which fail or not, to the end; return what it printed."""
+        return self.finish(self.start(*calls, function=APPLICATION, **options))
+
+    @contextmanager
+    def held_up(
+        self, table: str, start: Callable[[], Worker], sampler: Sampler, code: int = CLEAN
+    ) -> Iterator[set[str]]:
+        """Start a process, hold it up in the statement that writes this table, and give what it is seen to be at."""
         with self.silently() as session:
-            session.execute(ROWS)
-            for name, metadata in SOURCES.items():
-                session.execute(ROW, [json.dumps(metadata), name, "rejected" if name == "no job" else "tenant"])
-        self.run("check")
-        self.run("run_credential_backfill", "--dry-run")
-        self.run("run_credential_backfill", "--dry-run", "--format", "json")
-        self.run("run_credential_backfill", fault="denied", code=STOPPED)
-        self.run("run_credential_backfill", code=STOPPED)  # it has paused itself, and all others
-        self.run("credential_status")
-        self.run("bind_secret_store", "--dry-run")
-        self.run("resume_credential_workers")
-        self.run("run_credential_backfill", fault="unexpected", code=LOOK)
-        self.look()
-        self.run("retry_credential_backfill", code=WRONG_USE)
-        self.run("retry_credential_backfill", "--all", "--dry-run")
-        self.run("retry_credential_backfill", "--all")
-        with Gate(self.directory / "gates", BEFORE_PUT) as gate:
-            worker = self.start("run_credential_backfill", fault="unavailable", binding=True, MAX_ATTEMPTS=5)
-            gate.wait()
-            with self.silently() as session:
-                session.execute(CHANGE, [OTHER_CANARY])
-        self.finish(worker, LOOK)
-        self.run("settle_unsupported_credentials", "--all", "--dry-run")
-        self.run("settle_unsupported_credentials", "--all")
-        self.look()
-        self.run("dumpdata", "kfs_credentials", "--exclude", "kfs_credentials.source")
-        self.evidence["the server's log"] = self.server.log_file.read_bytes()
+            session.execute(f"LOCK TABLE {table} IN SHARE MODE")
+            worker = start()
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'"
+            while not self.ask(waiting):
+                assert not worker.ends_within(0.005), worker.printed
+            yield sampler.sample()
+            session.rollback()
+        self.finish(worker, code)
+
+    # What is left.
+
+    def look_around(self) -> dict[str, bytes]:
+        """Return what is there now: rows, statements, names and files."""
+        found: dict[str, bytes] = {}
         with self.silently() as session:
-            session.execute(QUOTE)
-        for table, code in (("sources", LOOK), ("source_credential_backfills", WRONG_USE)):
-            self.run("retry_credential_backfill", "--all", "--code", "SOURCE_ROW_REJECTED")
-            with self.silently() as session:
-                session.execute(QUOTE_ON.format(table))
-            self.run("run_credential_backfill", code=code)
-        self.look()
-        self.collect()
-        self.log_that_quotes = self.server.log_file.read_bytes()
-
-    def look(self) -> None:
-        """Show the status in every way."""
-        self.run("credential_status")
-        self.run("credential_status", "--format", "json")
-        self.run("credential_status", "--format", "prometheus")
-        self.run("credential_status", "--check", code=STOPPED)  # one cannot get a job
-
-    def collect(self) -> None:
-        """Collect what is left: rows, names and files."""
-        with psycopg.connect(self.server.dsn()) as session:
-            tables = [
-                table for (table,) in session.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-            ]
-            for table in tables:
+            names = session.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+            for (table,) in names:
                 # Left out is what may hold credentials still: in clear, or never called by that name.
-                where = "WHERE credential_ref IS NOT NULL AND NOT metadata ? 'auth'" if table == "sources" else ""
+                where = (
+                    "WHERE credential_ref IS NOT NULL AND NOT metadata ?| ARRAY['auth', 'credentials']"
+                    if table == "sources"
+                    else ""
+                )
                 rows = session.execute(f"SELECT row::text FROM {table} AS row {where}").fetchall()
-                self.evidence[f"table {table}"] = "\n".join(row for (row,) in rows).encode()
-            self.evidence["the catalog"] = str(session.execute("SELECT relname FROM pg_class").fetchall()).encode()
-        files = [path for path in (self.directory / "secrets").rglob("*") if path.is_file()]
-        self.evidence["names in the store"] = "\n".join(map(str, files)).encode()
-        self.evidence["objects in the store"] = b"\n".join(path.read_bytes() for path in files)
-        left = [path for path in (self.directory / "tmp").rglob("*") if path.is_file()]
-        self.evidence["temporary files"] = b"\n".join(str(path).encode() + path.read_bytes() for path in left)
+                found[f"table {table}"] = "\n".join(row for (row,) in rows).encode()
+            found["the catalog"] = str(
+                session.execute("SELECT relname, obj_description(oid) FROM pg_class").fetchall()
+            ).encode()
+            found["pg_stat_statements"] = str(session.execute(STATEMENTS).fetchone()).encode()
+        objects = sorted(path for path in (self.directory / "secrets").rglob("*"))
+        found["names and attributes in the store"] = "\n".join(
+            f"{path} {path.stat()} {[(name, os.getxattr(path, name)) for name in os.listxattr(path)]}"
+            for path in objects
+        ).encode()
+        found["objects in the store"] = b"\n".join(path.read_bytes() for path in objects if path.is_file())
+        for place in self.places:
+            left = sorted(place.rglob("*"))
+            content = b"\n".join(path.read_bytes() for path in left if path.is_file())
+            found[f"files in {place.name}"] = "\n".join(map(str, left)).encode() + content
+        found["the server's log"] = self.server.log_file.read_bytes()
+        return found
+
+    def metadata(self, name: str, value: Any) -> None:
+        """Give a source another metadata, as an old writer does."""
+        self.write("UPDATE sources SET metadata = %s::jsonb WHERE name = %s", json.dumps(value), name)

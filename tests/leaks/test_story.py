@@ -5,52 +5,88 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import shutil
+from collections.abc import Collection, Mapping
 from pathlib import Path
-
-import psycopg
 
 from example_project import postgres
 from tests.crashes.workers import Nursery
+from tests.leaks import chapters
 from tests.leaks.canary import CANARY, CREDENTIALS, OTHER_CANARY, hits
 from tests.leaks.story import LOGS_EVERYTHING, Story
+from tests.leaks.watch import Sampler, places, strace
+from tests.stores.strace import require_strace
 
 
 def test_the_canary_is_nowhere(tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
+    of_processes = [tmp_path / name for name in ("home", "tmp", "cwd")]
+    for place in of_processes:
+        place.mkdir()
+    home, tmp, cwd = of_processes
+    trace = tmp_path / "strace.log"
+    can_trace = shutil.which("strace") is not None
     with (
-        Nursery("tests.leaks.settings", TMPDIR=str(tmp_path / "tmp")) as nursery,
         postgres.temporary(LOGS_EVERYTHING) as server,
+        Nursery(
+            "tests.leaks.settings",
+            under=strace(trace) if can_trace or os.environ.get("CI") == "true" else (),
+            cwd=cwd,
+            HOME=str(home),
+            TMPDIR=str(tmp),
+            PYTHONDONTWRITEBYTECODE="1",
+        ) as nursery,
     ):
-        story = Story(server, nursery, tmp_path)
-        story.tell()
-        found = {name: list(hits(content)) for name, content in story.evidence.items()}
-        assert {name: forms for name, forms in found.items() if forms} == {}
-        # So that this means something:
-        check_that_everything_happened(story)
-        check_that_the_search_finds_it(story)
+        story = Story(server, nursery, tmp_path, of_processes)
+        chapters.begin(story)
+        with story.silently() as session, Sampler(session) as sampler:
+            chapters.backfill(story, sampler)
+            chapters.services(story, sampler)
+            chapters.settling(story)
+            chapters.cleanup(story)
+            chapters.keys(story)
+            chapters.operation(story)
+            log = story.server.log_file.read_bytes()
+            chapters.database_that_quotes(story)
+            around = story.look_around()
+            quoting = around.pop("the server's log")
+            evidence = {
+                **story.evidence,
+                **around,
+                "the server's log": log,
+                "pg_stat_activity": "\n".join(sampler.seen).encode(),
+            }
+            assert {name: found for name, content in evidence.items() if (found := list(hits(content)))} == {}
+            # So that this means something:
+            check_that_everything_happened(story, evidence)
+            assert sampler.samples > 100
+            assert list(hits(quoting)), "the log has what triggers quote"
+            check_that_the_search_finds_it(story, sampler)
+    if can_trace:
+        check_where_was_written(places(trace.read_text()), story)
+    else:
+        require_strace()
 
 
-def check_that_everything_happened(story: Story) -> None:
+def check_that_everything_happened(story: Story, evidence: Mapping[str, bytes]) -> None:
     """Each kind of trouble is in the evidence."""
-    with psycopg.connect(story.server.dsn()) as session:
-        rows = session.execute(
-            "SELECT name, credential_ref IS NOT NULL, run_state, last_error_code FROM sources src "
-            "LEFT JOIN source_credential_backfills job ON job.source_id = src.id"
-        )
-        ended = {name: (moved, state, code) for name, moved, state, code in rows}
-    assert ended == {
-        **dict.fromkeys(("one", "two", "changed", "with another secret"), (True, "succeeded", None)),
-        "too large": (False, "failed", "SOURCE_SECRET_TOO_LARGE"),
-        "rejected": (False, "queued", None),
-        **dict.fromkeys(("array", "text", "no job", "none"), (False, None, None)),
-    }
-    events, refusals = (story.evidence[f"table kfs_credentials_{name}"] for name in ("event", "refusal"))
-    for expected in (b"reserved", b"activated", b"retired", b"job_failed", b"job_retried", b"acknowledged"):
-        assert expected in events, expected
-    for expected in (b"store_denied", b"store_unavailable", b"database_refused"):
-        assert expected in refusals, expected
-    printed = b"".join(content for name, content in story.evidence.items() if name.startswith("printed"))
-    for expected in (
+    for name, expected in EXPECTED.items():
+        content = b"".join(content for key, content in evidence.items() if key.startswith(name))
+        assert [text for text in expected if text not in content] == [], name
+    moved = story.ask("SELECT count(*) FROM sources WHERE credential_ref IS NOT NULL AND metadata ? 'credentials'")
+    assert moved == 2, "one that was rescued, and one that came back: what lies in clear beside is a person's to settle"
+
+
+EXPECTED = {
+    "table kfs_credentials_event": [
+        *(b"reserved", b"activated", b"retired", b"job_failed", b"job_retried", b"acknowledged", b"scrubbed", b"held"),
+        *(b"erased", b"confirmed", b"rescued", b"reinstated", b"adopted", b"displaced", b"reencrypted", b"key_closed"),
+    ],
+    "table kfs_credentials_refusal": [
+        *(b"store_denied", b"store_unavailable", b"database_refused", b"paused"),
+        *(b"backfill", b"cleanup", b"reencrypt"),
+    ],
+    "printed": [
         b"the secret store failed in an unexpected way (RuntimeError)",
         b"the secret store is unavailable, waiting",
         b"the store does not know this key",
@@ -61,28 +97,81 @@ def check_that_everything_happened(story: Story) -> None:
         b"SOURCE_ROW_REJECTED",
         b"UPDATE sources src SET",  # django.db.backends
         b"kfs_credentials_refusals_total{",
-    ):
-        assert expected in printed, expected
-    log = story.evidence["the server's log"]
-    for expected in (
+        b"which is refused by the database: rotate its credentials",  # a rescue
+        b"services.py",  # of a service's traceback
+    ],
+    "the server's log": [
         b"UPDATE sources src SET",
         b"DETAIL:  Failing row contains",
         b"violates check constraint",
+        b"a source cannot be changed: constraint kfs_tests_rescue",
         b"arameters: $1 = ",  # "Parameters" since PostgreSQL 16
         b":stmt_len",  # debug_print_plan
         b"duration: ",
         b"LOCATION: ",
-    ):
-        assert expected in log, expected
+        b"Query Text: ",  # auto_explain
+    ],
+    "pg_stat_statements": [
+        b"UPDATE sources src SET",
+        b"INSERT INTO source_secret_lifecycle_refs",
+        b"kfs_credentials.ref",
+        b"$kfs_credentials_point$",
+        b"ALTER TABLE",
+    ],
+    "pg_stat_activity": [b"UPDATE sources src SET"],
+    "names and attributes in the store": [b"__knowledge-secrets/"],
+    "objects in the store": [b'"kid":', b'"ciphertext":'],
+    "the catalog": [b"source_secret_lifecycle_refs"],
+}
 
 
-def check_that_the_search_finds_it(story: Story) -> None:
-    """The same log has it as soon as somebody quotes a row or passes a value."""
-    assert list(hits(story.log_that_quotes))  # by the triggers that quote rows
+ONLY = {
+    "auto_explain": ["log_statement=none", "log_min_duration_statement=-1", "debug_print_plan=off"],
+    "debug_print_plan": ["log_statement=none", "log_min_duration_statement=-1", "auto_explain.log_min_duration=-1"],
+    "log_statement": ["debug_print_plan=off", "log_min_duration_statement=-1", "auto_explain.log_min_duration=-1"],
+}
+
+
+def check_that_the_search_finds_it(story: Story, sampler: Sampler) -> None:
+    """In each kind of evidence, as soon as somebody puts it there."""
+    for name, settings in ONLY.items():
+        before = len(story.server.log_file.read_bytes())
+        with story.session(*settings) as session:
+            session.execute(f"SELECT count(*) FROM sources WHERE name = '{CANARY}'")
+            assert list(hits("\n".join(sampler.sample()))), "in pg_stat_activity"
+        assert list(hits(story.server.log_file.read_bytes()[before:])), name
     before = len(story.server.log_file.read_bytes())
-    with psycopg.connect(story.server.dsn()) as session:
+    with story.session() as session:
         session.execute("SELECT length(%s)", [json.dumps(CREDENTIALS)])
-    assert list(hits(story.server.log_file.read_bytes()[before:]))
+    assert list(hits(story.server.log_file.read_bytes()[before:])), "as a parameter"
+    resolve = ("resolve_credentials", {"tenant": "tenant", "source_id": story.id_of("four")})
+    printed = story.finish(story.start(resolve, function="tests.crashes.application.perform"))
+    assert list(hits(printed)), "in what an application prints that asks for the value"
+    dumped = story.run("dumpdata", "kfs_credentials.source")
+    assert list(hits(dumped)), "in a dump of sources in clear"
+    assert "CredentialsInClearWarning" in dumped
+    # Whatever else can be looked at.
+    with story.session() as session:
+        session.execute(f"COMMENT ON TABLE sources IS '{CANARY}'")
+        session.execute("UPDATE kfs_credentials_event SET detail = %s", [CANARY])
+    for path in (*story.places, story.directory / "secrets"):
+        (path / CANARY).write_text(OTHER_CANARY)
+    found = {name for name, content in story.look_around().items() if list(hits(content))}
+    files = {f"files in {path.name}" for path in story.places}
+    assert found == files | {
+        *("table kfs_credentials_event", "the catalog", "pg_stat_statements", "the server's log"),
+        *("names and attributes in the store", "objects in the store"),
+    }
+
+
+def check_where_was_written(found: Collection[str], story: Story) -> None:
+    """No process has written, made or connected to anything but the store, the server, and what the test gave it."""
+    root = story.directory
+    store, gates, outputs = (f"{root}/secrets/", f"{root}/gates/", f"{root}/output ")
+    server = f"{story.server.socket_directory}/"
+    assert all(any(path.startswith(place) for path in found) for place in (store, outputs, server)), "it is seen"
+    ours = (store, gates, outputs, server, "/dev/null", "/var/run/nscd/")
+    assert [path for path in found if not path.startswith(ours)] == []
 
 
 def test_the_search_knows_its_forms() -> None:

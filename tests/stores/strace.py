@@ -66,11 +66,12 @@ def trace(
     command += [sys.executable, "-m", "tests.stores.traced", str(location), *actions]
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=True)
-    calls = [call for call in _calls(log.read_text()) if str(location) in call.arguments or call.name == "write"]
+    calls = [call for call in parse(log.read_text()) if str(location) in call.arguments or call.name == "write"]
     return done.stdout.splitlines(), calls
 
 
-def _calls(log: str) -> list[SystemCall]:
+def parse(log: str) -> list[SystemCall]:
+    """Return the calls in a log of `strace -f`, in the order in which they began."""
     calls: list[SystemCall] = []
     waiting: dict[str, SystemCall] = {}
     for number, line in enumerate(log.splitlines()):
