@@ -13,7 +13,7 @@ from kfs_credentials.stores import Address
 from kfs_credentials.stores.encrypted import PROBE_NAME
 from tests.crashes.database import ALIAS
 from tests.crashes.scene import CLEAN, LOOK
-from tests.torture.memory import GONE, MARK, TENANT, UNREADABLE, shown
+from tests.torture.memory import GONE, MARK, TENANT, UNREADABLE, new_value, shown
 
 if TYPE_CHECKING:
     from tests.crashes.scene import Scene
@@ -71,6 +71,7 @@ class Judge:
         self._work()
         self._settle_conflicts()
         self._choose()
+        self._enter_anew()
         self._work()
 
     def verdict(self) -> Verdict:
@@ -122,6 +123,18 @@ class Judge:
                 else:
                     discard(ALIAS, [(row, None)])
 
+    def _enter_anew(self) -> None:
+        """Enter credentials anew where an old writer has brought back what was erased, in the place of none."""
+        doubtful = [source for source, known in self.memory.sources.items() if UNREADABLE in known.may_be]
+        for source, answer in zip(doubtful, self._resolve(doubtful), strict=True):
+            known = self.memory.sources[source]
+            if answer == UNREADABLE and known.must_keep is None:
+                value = new_value()
+                arguments = {"tenant": TENANT, "source_id": source, "credentials": {"token": value}}
+                (entered,) = self.scene.call(("rotate_credentials", arguments))
+                assert "error" not in entered, entered
+                known.becomes(value)
+
     # What there is.
 
     def _look_at_sources(self) -> None:
@@ -131,7 +144,7 @@ class Judge:
         asked = there + random.sample(gone, min(FORGOTTEN, len(gone)))
         for source, answer in zip(asked, self._resolve(asked), strict=True):
             if answer == UNREADABLE:
-                self.memory.lost.append(f"source {source} cannot be read, and no newer ref can be chosen")
+                self.memory.lost.append(f"source {source} cannot be read")
             self.memory.saw(source, answer)
             sources[source].becomes(answer)
             sources[source].kept = set()

@@ -37,7 +37,9 @@ SPACES, PER_SPACE = 8, 6
 MOST_SOURCES = 120
 """With more than that nothing is added by the old application."""
 BOTH = "a source has both a ref and legacy credentials"
-MEANWHILE = (ORPHANED, DANGLING, LATE, BOTH)
+UNDATED = "a ledger row is not final, and its next move is at no known time"
+"""Held while a source named it, which an old writer has made name another one since."""
+MEANWHILE = (ORPHANED, DANGLING, LATE, BOTH, UNDATED)
 """What may be found at any moment: it is for the next sweep or patrol, or for a person."""
 ACTS = 8
 """What the old application does from one strike to the next."""
