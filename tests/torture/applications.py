@@ -141,8 +141,6 @@ class Application:
         else:
             known = memory.sources[call.source]
             known.becomes(call.value or "")
-            if call.value == REVOKED:
-                known.kept = set()  # whoever revokes lets go of everything
 
     def _refuse(self, call: Planned, error: str) -> None:
         """Whatever is refused has not taken place; and nothing is refused for a source that is there."""

@@ -110,9 +110,9 @@ class Judge:
             choices.setdefault(source, []).append((row, value))
         for source, known in self.memory.sources.items():
             values = {value for _, value in choices.get(source, ())}
-            if not values <= known.kept or known.must_keep not in (None, *values):
-                expected = known.must_keep or shown(known.kept)
-                self.memory.lost.append(f"source {source}: {shown(values)} is kept, and {expected} must be")
+            if not values <= known.ever or known.must_keep not in (None, *values):
+                expected = known.must_keep or shown(known.ever)
+                self.memory.lost.append(f"source {source}: {shown(values)} is kept, and not {expected}")
         for source, refs in choices.items():
             (answer,) = self._resolve([source])
             wants_one = answer == UNREADABLE or random.random() < 0.5
@@ -147,7 +147,6 @@ class Judge:
                 self.memory.lost.append(f"source {source} cannot be read")
             self.memory.saw(source, answer)
             sources[source].becomes(answer)
-            sources[source].kept = set()
         for source in gone:
             if source not in asked:
                 del sources[source]  # else there are more and more of them

@@ -35,13 +35,14 @@ class Known:
     space: str
     may_be: set[Value]
     """What an application may be answered: more than one where nobody was told what became of a call."""
-    kept: set[Value] = field(default_factory=set)
-    """What newer refs may hold that an old writer has displaced, for a person to choose."""
+    ever: set[Value] = field(default_factory=set)
+    """What it may have been at any time: a ref that an old writer has displaced may hold any of it."""
     must_keep: Value | None = None
-    """What the newest of them must hold: nobody but an old writer has touched the source since."""
+    """What was displaced last, and must be readable: nobody but an old writer has touched the source since."""
 
     def becomes(self, *may_be: Value) -> None:
         """Note that it was changed, by whomever."""
+        self.ever |= self.may_be
         self.may_be, self.must_keep = set(may_be), None
 
 
@@ -64,8 +65,8 @@ class Memory:
     def add(self, source: str, space: str, value: Value) -> None:
         """Note a source that is there."""
         before = self.sources.get(source)
-        # Made anew under the same id, it has what waited for a person before.
-        self.sources[source] = Known(space, {value}, before.kept if before else set())
+        # Made anew under the same id, it has what waits for a person from before.
+        self.sources[source] = Known(space, {value}, before.ever if before else set())
         self.spaces[space].add(source)
 
     def forget(self, source: str) -> None:

@@ -174,7 +174,6 @@ class OldApplication:
         """Note that an older ref is back, whose object may be gone by now; the one in its place must be kept."""
         displaced = known.may_be if displacing else set()
         known.becomes(*row.may_be, UNREADABLE)
-        known.kept |= displaced - {UNREADABLE}
         if len(displaced) == 1:
             (known.must_keep,) = displaced
 
