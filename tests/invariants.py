@@ -48,7 +48,12 @@ CHECKS = {
         SELECT job.id, ledger.state FROM source_credential_backfills job
         LEFT JOIN source_secret_lifecycle_refs ledger ON ledger.credential_ref = job.candidate_credential_ref
         WHERE job.run_state IN ('succeeded', 'failed')
-          AND (ledger.state IN ('active', 'retired', 'deleting', 'deleted')) IS NOT TRUE""",
+          AND (ledger.state IN ('active', 'retired', 'deleting', 'deleted')) IS NOT TRUE
+          -- Nor erased for good, and forgotten since.
+          AND NOT EXISTS (
+            SELECT FROM kfs_credentials_event event
+            WHERE event.credential_ref = job.candidate_credential_ref AND event.kind = 'forgotten'
+          )""",
     "a ledger row is not final, and its next move is at no known time": """
         SELECT ledger.credential_ref, ledger.state FROM source_secret_lifecycle_refs ledger
         LEFT JOIN kfs_credentials_secret_object object ON object.credential_ref = ledger.credential_ref
