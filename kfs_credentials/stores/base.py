@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kfs_credentials.conf import settings
-from kfs_credentials.crypto import Credentials, IntegrityReason, Plaintext, sensitive
+from kfs_credentials.crypto import Credentials, IntegrityReason, Plaintext, Scope, new_ref, sensitive
 from kfs_credentials.errors import KfsCredentialsError, SecretIntegrityError, StoreMisconfigured
 from kfs_credentials.stores import read_back
 from kfs_credentials.stores.calls import Call, Calls, Deadline
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from kfs_credentials.crypto import Scope
 
 __all__ = [
     "Address",
@@ -41,6 +40,8 @@ __all__ = [
 """What a store is written with."""
 
 T = TypeVar("T")
+
+TRIAL_SCOPE = Scope("kfs-credentials", "trial", "trial")
 
 
 class SecretStore(ABC):
@@ -122,7 +123,7 @@ class SecretStore(ABC):
         the handle by which these are put: what it raises keeps the secrets out, or the batch from being used.
         """
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
-        put = partial(read_back.put, self._put_many, self._read_back, probe=self._read_probe, deadline=deadline)
+        put = partial(read_back.put, self._put_many, self._read_back, works=self._works, deadline=deadline)
         return self._calls.start(partial(batch, put, entries), deadline)
 
     def get_many(self, addresses: Sequence[Address]) -> Outcomes[Credentials]:
@@ -151,7 +152,7 @@ class SecretStore(ABC):
             self._replace_many,
             self._read_back,
             self._put_many,
-            probe=self._read_probe,
+            works=self._works,
             deadline=deadline,
         )
         return self._calls.start(partial(batch, replace, addresses), deadline)
@@ -168,7 +169,7 @@ class SecretStore(ABC):
     ) -> Call[Outcomes[bool]]:
         """Start `delete_many` and return at once. `guard`, `look`: as for `start_put_many`, before objects go."""
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
-        delete = partial(read_back.erase, self._delete_many, self._remain, probe=self._read_probe, deadline=deadline)
+        delete = partial(read_back.erase, self._delete_many, self._remain, works=self._works, deadline=deadline)
         return self._calls.start(partial(batch, delete, addresses), deadline)
 
     def read_probe(self) -> Sighting:
@@ -239,9 +240,7 @@ class SecretStore(ABC):
         before objects go. Raises what concerns the store as a whole, as `put_many` does, and what `look` raises.
         """
         deadline = Deadline(settings.STORE_TIMEOUT, look=look)
-        delete = partial(
-            read_back.erase, self._delete_named, self._remain_named, probe=self._read_probe, deadline=deadline
-        )
+        delete = partial(read_back.erase, self._delete_named, self._remain_named, works=self._works, deadline=deadline)
         return self._calls.start(partial(each, delete, names), deadline).result()
 
     def check(self) -> None:
@@ -250,6 +249,18 @@ class SecretStore(ABC):
 
     def _call(self, function: Callable[[], T]) -> T:
         return self._calls.start(partial(alone, function), Deadline(settings.STORE_TIMEOUT)).result()
+
+    @sensitive
+    def _works(self, *, deadline: Deadline) -> bool:
+        """Put a secret that is none, read it back and erase it; return whether all of that is as the store says."""
+        entry = Entry(TRIAL_SCOPE, new_ref(), Plaintext.of({}))
+        (receipt,) = self._put_many([entry], deadline=deadline)
+        if isinstance(receipt, KfsCredentialsError):
+            return False
+        (seen,) = self._read_back([entry], [receipt], deadline=deadline)
+        (erased,) = self._delete_many([entry], deadline=deadline)
+        (remains,) = self._remain([entry], deadline=deadline)
+        return isinstance(seen, Receipt) and erased is True and not remains
 
     @abstractmethod
     def _put_many(self, entries: Sequence[Entry], *, deadline: Deadline) -> Outcomes[Receipt]:

@@ -4,8 +4,9 @@ On a receipt a plaintext is removed from the database, and on an erasure a ref r
 else has the secret, or looks for it. A store may say more than it did: a cache that never reached the disk, a replica
 that answers for another, a bucket that keeps what it hides, a restore in the middle.
 
-One object that does not show what was said fails alone, with `NotAsSaid` or what reading it raised. Where none of
-several does, the store itself is not what the settings say: `StoreMisconfigured`, which pauses the workers.
+One object that does not show what was said fails alone, with `NotAsSaid` or what reading it raised. Where none of a
+call does, a secret that is none is put, read back and erased (`works`): if that does not work either, the store itself
+is not what the settings say: `StoreMisconfigured`, which pauses the workers.
 """
 
 from __future__ import annotations
@@ -38,9 +39,6 @@ T = TypeVar("T")
 ReadBack: TypeAlias = "Callable[..., Outcomes[Receipt]]"
 """`SecretStore._read_back` of a store."""
 
-SEVERAL = 2
-"""From how many objects on it is the store that is doubted, if all of them are not as it said."""
-
 NOT_PUT = (
     "the secret store said that it has put this secret, and holds nothing under its ref: whatever it was to replace is "
     "left as it is. See whether the storage keeps what is written, and gives back what was written last"
@@ -62,7 +60,7 @@ def put(
     read: ReadBack,
     entries: Sequence[Entry],
     *,
-    probe: Callable[[], Sighting],
+    works: Callable[..., bool],
     deadline: Deadline,
 ) -> Outcomes[Receipt]:
     """Put each, and read it back; a receipt says what was read."""
@@ -71,7 +69,7 @@ def put(
     receipts = {place: outcome for place, outcome in enumerate(outcomes) if isinstance(outcome, Receipt)}
     for place, seen in _seen(read, {place: entries[place] for place in receipts}, receipts, deadline).items():
         outcomes[place] = NotAsSaid(NOT_PUT) if isinstance(seen, SecretNotFound) else seen
-    _doubt(outcomes, said, "put", probe, deadline)
+    _doubt(outcomes, said, "put", works, deadline)
     return outcomes
 
 
@@ -82,7 +80,7 @@ def replace(
     put_many: Callable[..., Outcomes[Receipt]],
     addresses: Sequence[Address],
     *,
-    probe: Callable[[], Sighting],
+    works: Callable[..., bool],
     deadline: Deadline,
 ) -> Outcomes[Resealed]:
     """Seal each anew, and read back what was rewritten. What a store has lost by that is put again, from memory."""
@@ -95,7 +93,7 @@ def replace(
             entries[place] = Entry(addresses[place].scope, addresses[place].ref, outcome.plaintext)
     found = _seen(read, entries, receipts, deadline)
     if lost := {place: entries[place] for place, seen in found.items() if isinstance(seen, SecretNotFound)}:
-        found |= _put_again(partial(put, put_many, read, probe=probe), lost, deadline)
+        found |= _put_again(partial(put, put_many, read, works=works), lost, deadline)
     for place, seen in found.items():
         if isinstance(seen, KfsCredentialsError):
             outcomes[place] = seen
@@ -103,7 +101,7 @@ def replace(
             outcomes[place] = NotAsSaid(NOT_REPLACED)
         else:
             outcomes[place] = Resealed(seen.key_id, seen.size, rewritten=True)
-    _doubt(outcomes, receipts, "sealed anew", probe, deadline)
+    _doubt(outcomes, receipts, "sealed anew", works, deadline)
     return outcomes
 
 
@@ -142,7 +140,7 @@ def erase(
     remain: Callable[..., Sequence[bool]],
     items: Sequence[T],
     *,
-    probe: Callable[[], Sighting],
+    works: Callable[..., bool],
     deadline: Deadline,
 ) -> Outcomes[bool]:
     """Erase each, and look whether it is gone. `items`: addresses, or names."""
@@ -153,7 +151,7 @@ def erase(
         for place, is_there in zip(said, remaining, strict=True):
             if is_there:
                 outcomes[place] = NotAsSaid(NOT_ERASED)
-        _doubt(outcomes, said, "erased", probe, deadline)
+        _doubt(outcomes, said, "erased", works, deadline)
     return outcomes
 
 
@@ -169,22 +167,20 @@ def write_probe(write: Callable[..., None], read: Callable[[], Sighting], probe:
 
 
 def _doubt(
-    outcomes: Sequence[object], said: Collection[int], done: str, probe: Callable[[], Sighting], deadline: Deadline
+    outcomes: Sequence[object], said: Collection[int], done: str, works: Callable[..., bool], deadline: Deadline
 ) -> None:
-    """Raise `StoreMisconfigured` if nothing of what the store says that it has `done` is to be seen.
+    """Raise `StoreMisconfigured` if nothing of what the store says that it has `done` is to be seen, nor a trial.
 
-    Or what the probe shows, if by now another store is in the place of the one where it was done.
+    Or what `works` raises: by now another store may be in the place of the one where it was done.
     """
     wrong = sum(isinstance(outcomes[place], SecretStoreError) for place in said)
     if not wrong:
         return
     # Who has lost the lease, or the time, may see what others have done since.
     deadline.check()
-    if deadline.look is not None:
-        deadline.look(probe())
-    if wrong == len(said) >= SEVERAL:
+    if wrong == len(said) and not works(deadline=deadline):
         raise StoreMisconfigured(
-            f"the secret store said that it has {done} {wrong} secrets, and shows none of them like that: nothing was "
-            "changed in the database for that. See whether its storage keeps what is written, and gives back what was "
-            "written last"
+            f"the secret store said that it has {done} {wrong} secrets, and shows none of them like that, nor one that "
+            "was put, read and erased to try it out: nothing was changed in the database for that. See whether its "
+            "storage keeps what is written, and gives back what was written last"
         )

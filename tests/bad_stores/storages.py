@@ -1,7 +1,8 @@
 """Storages that misbehave, as `OPTIONS` tell them to: what a store is made of may lie, or answer a byte at a time.
 
 A storage lies about objects by the first hexadecimal digit of their names, `lies`: a dictionary of digits and lies.
-What it has to remember for that lies beside its directory, so that all processes lie alike.
+About objects of at most `spared` bytes it does not lie. What it has to remember for that lies beside its directory, so
+that all processes lie alike.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from kfs_credentials.stores.files import DurableFileStorage
 from kfs_credentials.stores.values import Beside
 
 DIGITS = "0123456789abcdef"
+TRIAL = 225
+"""More bytes than an object has that a store puts to try itself out, and fewer than any of a scene has."""
 
 PUTS = ("nothing", "half", "other bytes", "other name", "another's", "taken")
 """What it has stored of what it says is stored; `taken`: it says that the name was taken, and has nothing."""
@@ -40,19 +43,24 @@ def all_lie(lie: str) -> dict[str, str]:
 class LyingStorage(DurableFileStorage):
     """Does what it is told, but for what it lies about. `probe`: a lie about the probe."""
 
-    def __init__(self, location: str, lies: dict[str, str] | None = None, probe: str = "") -> None:
+    def __init__(self, location: str, lies: dict[str, str] | None = None, probe: str = "", spared: int = 0) -> None:
         super().__init__(location)
         self.lies = lies or {}
+        self.spared = spared
         self.probe = probe
         self.kept = Path(f"{location}-kept")
 
-    def lie(self, name: str) -> str:
+    def lie(self, name: str, content: bytes | None = None) -> str:
         """Return the lie about an object; empty if there is none."""
         base = Path(name).name
-        return self.probe if base == PROBE_NAME else self.lies.get(base[0], "")
+        if base == PROBE_NAME:
+            return self.probe
+        path = Path(self.path(name))
+        size = len(content) if content is not None else path.stat().st_size if path.exists() else self.spared + 1
+        return self.lies.get(base[0], "") if size > self.spared else ""
 
     def create_many(self, files: Sequence[tuple[str, bytes]], **options: Any) -> list[bool | SecretStoreError]:
-        told = [self.lie(name) for name, _ in files]
+        told = [self.lie(name, content) for name, content in files]
         for (name, _), lie in zip(files, told, strict=True):
             if lie == OVERWRITES:
                 super().remove_many([name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import signal
 import threading
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from kfs_credentials.crypto import new_ref, object_name
 from kfs_credentials.errors import StoreUnavailable
 from kfs_credentials.stores import Address, secret_stores
-from kfs_credentials.stores.base import Call, Deadline
+from kfs_credentials.stores.calls import MOST_HANGING, Call, Deadline
+from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.stores.files import DurableFileStorage
 from kfs_credentials.stores.threads import on_threads
 from tests.stores.contract import SCOPE, VALUE
@@ -22,8 +24,6 @@ from tests.stores.processes import Running, Said, processes, said
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
-
-    from kfs_credentials.stores.encrypted import EncryptedStore
 
 TIMED_OUT: Said = (
     "StoreUnavailable",
@@ -219,3 +219,94 @@ def test_work_on_threads_stops_at_an_error(kfs_settings: Callable[..., None]) ->
 
 def test_one_item_is_worked_on_right_here() -> None:
     assert on_threads(lambda _: threading.get_ident(), [0]) == [threading.get_ident()]
+
+
+# Many that hang.
+
+
+class Stuck(DurableFileStorage):
+    """Hangs in each erasure until it is told to go on with one, and then with all."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.go_on = threading.Semaphore(0)
+
+    def remove_many(self, names: Any, **options: Any) -> Any:
+        self.go_on.acquire()
+        return super().remove_many(names, **options)
+
+
+@pytest.fixture
+def stuck(secrets_directory: Path) -> Iterator[Stuck]:
+    storage = Stuck(str(secrets_directory))
+    yield storage
+    storage.go_on.release(1000)
+
+
+def test_no_more_calls_are_begun_than_a_process_can_bear(stuck: Stuck, kfs_settings: Callable[..., None]) -> None:
+    """Those that hang are counted, not those that are waited for; each that is over makes room for another."""
+    kfs_settings(STORE_TIMEOUT=60)
+    store, addresses = EncryptedStore(stuck), [Address(SCOPE, new_ref())]
+    others = threading.active_count()
+    calls = [store.start_delete_many(addresses) for _ in range(MOST_HANGING + 2)]
+    assert threading.active_count() == others + len(calls)  # time is not up: somebody waits for each of them
+
+    for call in calls[2:]:
+        call.deadline.at -= 120
+    for _ in range(50):
+        refused = store.start_delete_many(addresses)
+        assert refused.wait(60)
+        assert said(refused.result) == (
+            "StoreUnavailable",
+            (
+                f"{MOST_HANGING} calls of this process to the secret store hang, beyond KFS_CREDENTIALS"
+                "['STORE_TIMEOUT']: no other is begun until one of them is over. If other processes reach the store, "
+                "restart this one"
+            ),
+        )
+    assert said(store.get, SCOPE, new_ref())[0] == "StoreUnavailable"
+    assert said(lambda: list(store.list()))[0] == "StoreUnavailable"
+    assert threading.active_count() == others + len(calls)
+
+    stuck.go_on.release(len(calls))
+    for call in calls:
+        call.thread.join(60)
+    assert said(store.get, SCOPE, new_ref())[0] == "SecretNotFound"
+    stuck.go_on.release()
+    assert store.start_delete_many(addresses).result() == [False]
+    assert threading.active_count() == others
+
+
+def test_one_that_is_over_makes_room_for_one(stuck: Stuck, kfs_settings: Callable[..., None]) -> None:
+    kfs_settings(STORE_TIMEOUT=60)
+    store, addresses = EncryptedStore(stuck), [Address(SCOPE, new_ref())]
+    calls = [store.start_delete_many(addresses) for _ in range(MOST_HANGING)]
+    for call in calls:
+        call.deadline.at -= 120
+    assert said(store.delete, SCOPE, new_ref())[0] == "StoreUnavailable"
+    stuck.go_on.release()
+    while all(call.thread.is_alive() for call in calls):
+        calls[0].thread.join(0.01)
+    more = store.start_delete_many(addresses)
+    assert not more.wait(0)
+    more.deadline.at -= 120
+    assert said(store.delete, SCOPE, new_ref())[1].startswith(f"{MOST_HANGING} calls of this process")
+
+
+def ask(pipe: Connection, store: EncryptedStore) -> None:
+    pipe.send(said(store.get, SCOPE, new_ref())[0])
+
+
+def test_a_forked_process_has_no_calls_that_hang(stuck: Stuck, kfs_settings: Callable[..., None]) -> None:
+    """Its parent's threads are not there: servers fork with the store made before."""
+    kfs_settings(STORE_TIMEOUT=60)
+    store = EncryptedStore(stuck)
+    for _ in range(MOST_HANGING):
+        store.start_delete_many([Address(SCOPE, new_ref())]).deadline.at -= 120
+    assert said(store.get, SCOPE, new_ref())[0] == "StoreUnavailable"
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=ask, args=(there, store))
+    child.start()
+    assert here.poll(60)
+    assert here.recv() == "SecretNotFound"
+    child.join(60)
