@@ -212,6 +212,9 @@ class EncryptedStore(SecretStore):
             return _Reseal(old, _Rewritten(ring.primary.id, plaintext.size, True, plaintext, new))  # noqa: FBT003
 
         found = on_threads(reseal, addresses) if addresses else []
+        if deadline.look is not None and any(isinstance(outcome, SecretNotFound) for outcome in found):
+            # What is not there is only missing if this is the right store; where nothing is written, nobody else looks.
+            deadline.look(self._read_probe())
         outcomes: list[Resealed | KfsCredentialsError | None] = [
             None if isinstance(outcome, _Reseal) else outcome for outcome in found
         ]

@@ -1,0 +1,145 @@
+"""A store that takes several leases for a call, and one that drips: nobody takes over, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.bad_stores.conftest import Stores
+from tests.crashes.scene import CLEAN, Scene
+from tests.crashes.stage import LEDGER, Stage
+from tests.crashes.stores import BEFORE_DELETE, BEFORE_PUT, BEFORE_REPLACE
+from tests.crashes.workers import Worker
+
+LEASE = 1
+SOURCES = 10
+JOBS = "source_credential_backfills"
+ROUNDS = "kfs_credentials_round"
+
+
+def renewals(scene: Scene, table: str, worker: Worker, leases: int) -> None:
+    """Wait until a worker's leases have been renewed for so long that they would have run out so many times."""
+    until = f"SELECT EXTRACT(EPOCH FROM min(lease_expires_at)) FROM {table} WHERE lease_token IS NOT NULL"
+    holders = f"SELECT DISTINCT worker_id FROM {table} WHERE lease_token IS NOT NULL"
+    first, held = scene.value(until), scene.rows(holders)
+    assert held
+    assert all(f":{worker.pid}:" in holder for (holder,) in held)
+    scene.wait_until(
+        lambda: scene.value(until) >= first + (leases - 1) * LEASE, f"its leases were renewed {leases} times", worker
+    )
+    assert scene.rows(holders) == held
+
+
+def test_a_put_that_takes_five_leases(scene: Scene) -> None:
+    """Another worker is there and waits: it gets nothing, and nothing is put or activated twice."""
+    scene.leave_only(SOURCES)
+    versions = dict(scene.rows("SELECT id, version FROM sources"))
+    with scene.gate(BEFORE_PUT) as gate:
+        slow = scene.start(LEASE=LEASE)
+        gate.wait()
+        gate.let_others_pass()
+        other = scene.start(LEASE=LEASE)
+        renewals(scene, JOBS, slow, 5)
+        assert scene.states() == {"running": SOURCES}
+        gate.open()
+        assert slow.wait() == CLEAN, slow.printed
+    assert other.wait() == CLEAN, other.printed
+    assert f"{SOURCES} moved" in slow.printed
+    assert " 0 moved" in other.printed or "othing" in other.printed
+    assert scene.rows(f"SELECT DISTINCT run_state, retry_count FROM {JOBS}") == [("succeeded", 0)]
+    assert {key: version + 1 for key, version in versions.items()} == dict(
+        scene.rows("SELECT id, version FROM sources")
+    )
+    assert len(scene.files()) == SOURCES
+    scene.check_always()
+
+
+def test_an_erasure_that_takes_three_leases(scene: Scene) -> None:
+    stage = Stage(scene, SOURCES)
+    stage.orphans()
+    with scene.gate(BEFORE_DELETE) as gate:
+        slow = scene.start_cleanup(LEASE=LEASE)
+        gate.wait()
+        gate.let_others_pass()
+        other = scene.start_cleanup("--due", LEASE=LEASE)
+        assert other.wait() == CLEAN, other.printed
+        renewals(scene, LEDGER, slow, 3)
+        gate.open()
+        assert slow.wait() == CLEAN, slow.printed
+    assert scene.rows(f"SELECT DISTINCT delete_attempts FROM {LEDGER} WHERE state = 'deleted'") == [(0,)]
+    stage.check()
+
+
+def test_a_replacement_that_takes_three_leases(scene: Scene) -> None:
+    stage = Stage(scene, SOURCES)
+    keys = [os.urandom(32).hex(), *scene.keys]
+    with scene.gate(BEFORE_REPLACE) as gate:
+        slow = scene.start_reencryption(LEASE=LEASE, KEYS=keys)
+        gate.wait()
+        gate.let_others_pass()
+        renewals(scene, ROUNDS, slow, 3)
+        other = scene.start_reencryption(LEASE=LEASE, KEYS=keys)
+        assert other.wait() == 1, other.printed
+        assert "Another reencrypt_secrets is at work" in other.printed
+        gate.open()
+        assert slow.wait() == CLEAN, slow.printed
+    scene.keys = keys[:1]
+    scene.check_values(stage.values)
+
+
+# A byte now and then.
+
+TIMEOUT = 0.5
+LATE = f"did not answer within {TIMEOUT} s (KFS_CREDENTIALS['STORE_TIMEOUT'])"
+
+
+@pytest.fixture
+def drips(secrets_directory: Path) -> Path:
+    """The file that makes a storage drip for as long as it is there."""
+    return Path(f"{secrets_directory}-drips")
+
+
+def begin(scene: Scene, command: Callable[..., Worker], drips: Path, stores: Stores) -> Worker:
+    """Start a worker on a store that drips, and let it drip no more once a call was over."""
+    drips.touch()
+    worker = command(STORES=stores("DrippingStorage"), STORE_TIMEOUT=TIMEOUT)
+    scene.wait_until(lambda: LATE in worker.printed, "a call is over", worker)
+    return worker
+
+
+def test_a_backfill_on_a_store_that_drips(scene: Scene, stores: Stores, drips: Path) -> None:
+    """No byte is late, and the call is over at its deadline: given back, no attempt counted, and later done."""
+    scene.leave_only(SOURCES)
+    worker = begin(scene, scene.start, drips, stores)
+    assert scene.rows("SELECT id FROM sources WHERE credential_ref IS NOT NULL") == []
+    drips.unlink()
+    assert worker.wait() == CLEAN, worker.printed
+    assert scene.attempts() == 0
+    assert len(scene.files()) == SOURCES
+    scene.check_always()
+
+
+def test_a_cleanup_on_a_store_that_drips(scene: Scene, stores: Stores, drips: Path) -> None:
+    stage = Stage(scene, SOURCES)
+    stage.orphans()
+    worker = begin(scene, scene.start_cleanup, drips, stores)
+    assert scene.rows(f"SELECT id FROM {LEDGER} WHERE state = 'deleted'") == []
+    drips.unlink()
+    assert worker.wait() == CLEAN, worker.printed
+    assert scene.rows(f"SELECT DISTINCT delete_attempts FROM {LEDGER} WHERE state = 'deleted'") == [(0,)]
+    stage.check()
+
+
+def test_an_application_on_a_store_that_drips(scene: Scene, stores: Stores, drips: Path) -> None:
+    """It reads and it writes; it is told in time, and its source has what it had."""
+    stage = Stage(scene, 2)
+    tenant, source, _ = stage.sources[0]
+    calls = ("resolve_credentials", {"tenant": tenant, "source_id": source}), stage.rotation(tenant, source)
+    drips.touch()
+    answers = scene.call(*calls, STORES=stores("DrippingStorage"), STORE_TIMEOUT=TIMEOUT)
+    assert answers == [{"error": "StoreUnavailable"}] * 2
+    drips.unlink()
+    stage.recover()
