@@ -11,6 +11,7 @@ from django.conf import settings as django_settings
 
 from kfs_credentials.crypto import Credentials, new_ref, object_name
 from kfs_credentials.errors import (
+    LeaseLost,
     NotAsSaid,
     SecretIntegrityError,
     SecretNotFound,
@@ -249,15 +250,18 @@ def test_what_a_replacement_loses_is_put_again_though_its_time_is_over(
     """Nobody else has it: neither the deadline nor a lost lease keeps it out."""
     lying.put()
     new_key()
-    store = lying.store("lost")
-    granted = [True, True, True]  # to read, to replace, and no more
+    asked: list[bool] = []
+    lying.honest.start_replace_many(lying.addresses[1:2], guard=lambda: asked.append(True)).result()
+    granted = list(asked)
 
     def guard() -> None:
         if not granted:
-            raise StoreUnavailable("the lease is lost")
+            raise LeaseLost("the lease ran out")
         granted.pop()
 
-    store.start_replace_many(lying.addresses[:1], guard=guard).result()
+    (outcome,) = lying.store("lost").start_replace_many(lying.addresses[:1], guard=guard).result()
+    assert isinstance(outcome, Resealed)
+    assert granted == []
     assert lying.readable()[0]
 
 
