@@ -148,10 +148,10 @@ KEEP_WHAT_IS_IN_CLEAR = (of_rescue, of_restore)
 
 
 @contextmanager
-def constraint(definition: str) -> Iterator[None]:
-    execute(f"ALTER TABLE sources ADD CONSTRAINT kfs_tests_rejects {definition}")
+def constraint(definition: str, table: str = "sources") -> Iterator[None]:
+    execute(f"ALTER TABLE {table} ADD CONSTRAINT kfs_tests_rejects {definition}")
     yield
-    execute("ALTER TABLE sources DROP CONSTRAINT kfs_tests_rejects")
+    execute(f"ALTER TABLE {table} DROP CONSTRAINT kfs_tests_rejects")
 
 
 @contextmanager
@@ -183,6 +183,30 @@ def test_no_row_that_is_rejected_is_quoted_with_credentials(
     quoted = any("Failing row contains" in text for text in noted)
     assert quoted == (prepare not in KEEP_WHAT_IS_IN_CLEAR)
     assert list(hits("\n".join(noted))) == []
+
+
+TABLES = {
+    "source_secret_lifecycle_refs": 10,
+    "source_credential_backfills": 1,
+    "kfs_credentials_secret_object": 8,
+    "kfs_credentials_event": 12,
+}
+"""How many of the writes above write into each."""
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_no_row_of_our_tables_has_anything_to_quote(table: str, space: KnowledgeSpace, store: EncryptedStore) -> None:
+    """Whatever constraint rejects one, and whatever statement writes it."""
+    rejected = 0
+    for prepare in WRITES:
+        run = prepare(space, store)
+        with constraint(REJECTS["any row"], table), errors_noted() as noted, suppress(MutationFailed, DatabaseError):
+            run()
+        rejected += any("Failing row contains" in text for text in noted)
+        assert list(hits("\n".join(noted))) == [], prepare.__name__
+        execute("DELETE FROM sources")
+        execute("DELETE FROM source_secret_lifecycle_refs")
+    assert rejected == TABLES[table]
 
 
 @pytest.mark.parametrize("prepare", KEEP_WHAT_IS_IN_CLEAR, ids=lambda prepare: prepare.__name__)
