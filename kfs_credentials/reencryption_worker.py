@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -180,26 +180,46 @@ class ReencryptionWorker(Worker):
         return bool((self._until_answered(lambda: [self.steps.start_replace(batch)]) or [False])[0])
 
     def _settle(self, batch: Batch) -> bool:
-        """Note what became of a batch, and erase again what was erased meanwhile; return False if that is to stop."""
+        """Note what became of a batch, and erase again what was erased meanwhile; return False if that is to stop.
+
+        In smaller parts, if that takes longer than the server allows.
+        """
+        left = batch.items
         try:
-            outcomes = self._until_answered(lambda: self.steps.settle(batch))
+            while left:
+                part = self._until_answered(partial(self._settle_some, batch, left))
+                if part is None:
+                    break
+                left = left[len(part) :]
+                self._moved_at = time.monotonic()
+                self._count(part)
         finally:
             self._erase_again(batch)
-        if outcomes is None:
+        if left:
             logger.warning(
                 "it could not be looked up whether %d refs were erased while they were sealed anew: the cleanup's "
                 "patrol finds what is back",
-                len(batch.items),
+                len(left),
             )
-            return False
-        self._moved_at = time.monotonic()
-        self.summary.outcomes += outcomes
-        for item in batch.items:
+        return not left
+
+    def _settle_some(self, batch: Batch, left: Sequence[Object]) -> Sequence[Object]:
+        """Settle as many of these as one transaction may take by now; return them. `batch.back` gets what is back."""
+        part = replace(batch, items=list(left[: self._size]), back=[])
+        try:
+            self.steps.settle(part)
+        finally:
+            known = {item.ref for item in batch.back}
+            batch.back += [item for item in part.back if item.ref not in known]
+        return part.items
+
+    def _count(self, items: Sequence[Object]) -> None:
+        for item in items:
+            self.summary.outcomes.update([] if item.outcome is None else [item.outcome])
             self.summary.expected += item.live
             self.summary.found += item.live and item.is_found
             if item.outcome is Outcome.FAILED:
                 self._failed(item)
-        return True
 
     def _failed(self, item: Object) -> None:
         reason = str(item.result)

@@ -86,7 +86,7 @@ class Fault(enum.Enum):
 
 # By SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html
 DATA = ("22", "23", "44", "P0", "21000", "54000")
-TOO_MUCH = ("57014", "53200", "53400", "54")
+TOO_MUCH = ("57014", "25P04", "53200", "53400", "54")
 PASSING = ("08", "40", "53", "55006", "55P03", "57", "25", "58", "XX")
 
 
