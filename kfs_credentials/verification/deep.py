@@ -105,7 +105,8 @@ def _cut_short(checkpoint: Checkpoint) -> CutShort:
 
 def begin_anew(using: str, *, tenant: str | None = None, space: uuid.UUID | None = None) -> None:
     """Forget the last run of this kind."""
-    Checkpoint.objects.using(using).filter(pk=name_of(tenant, space)).delete()
+    with short_transaction(using):
+        Checkpoint.objects.using(using).filter(pk=name_of(tenant, space)).delete()
 
 
 @dataclass
