@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -32,6 +33,7 @@ def standby_of(server: postgres.Server) -> Iterator[dict[str, str]]:
         owner = server.data_directory.stat()
         sockets.mkdir(mode=0o700)
         os.chown(sockets, owner.st_uid, owner.st_gid)
+        as_user: dict[str, Any] = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
         with (directory / "log").open("w") as log:
             process = subprocess.Popen(
                 [find_binaries().directory / "postgres", "-D", data, "-k", sockets, "-c", "listen_addresses="],
@@ -40,7 +42,7 @@ def standby_of(server: postgres.Server) -> Iterator[dict[str, str]]:
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 env=environment(),
-                **({} if os.geteuid() else {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}),
+                **({} if os.geteuid() else as_user),
             )
         try:
             entry = {**server.django_database(), "HOST": str(sockets)}

@@ -101,7 +101,8 @@ def test_it_works_by_the_writer(asked: list[str], store: EncryptedStore, kfs_set
     )
     assert services.resolve_credentials(tenant=tenant, source_id=made.pk) == {"token": "first"}
     rotated = services.rotate_credentials(tenant=tenant, source_id=made.pk, credentials={"token": "second"})
-    assert (rotated.version, services.resolve_credentials(tenant=tenant, source_id=made.pk)) == (2, {"token": "second"})
+    assert rotated.version == 2
+    assert services.resolve_credentials(tenant=tenant, source_id=made.pk) == {"token": "second"}
     assert services.revoke_credentials(tenant=tenant, source_id=made.pk).credential_ref is None
     services.delete_source(tenant=tenant, source_id=made.pk)
     with pytest.raises(SourceNotFound):
@@ -145,7 +146,7 @@ def test_the_pages_show_the_writer(asked: list[str], run: Run, rf: Any) -> None:
             assert client.get(page_of(row)).status_code == 200
             shown += 1
     assert shown > 12
-    source = Source.objects.using("default").first()
+    source = Source.objects.using("default").earliest("id")
     assert client.get(list_page(Source, f"?q={source.pk}")).context["cl"].result_list[0].credential_ref
     request = rf.get("/metrics")
     request.user = User.objects.using("default").get()

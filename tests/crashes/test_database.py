@@ -28,17 +28,6 @@ CREATE TRIGGER kfs_tests_slow BEFORE UPDATE ON sources
   FOR EACH ROW EXECUTE FUNCTION kfs_tests_slow();
 """
 
-NOTES_LEVEL = """
-CREATE TABLE kfs_tests_levels (level TEXT NOT NULL);
-CREATE FUNCTION kfs_tests_note_level() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO kfs_tests_levels VALUES (current_setting('transaction_isolation'));
-  RETURN NULL;
-END $$;
-CREATE TRIGGER kfs_tests_level AFTER INSERT OR UPDATE ON source_credential_backfills
-  FOR EACH STATEMENT EXECUTE FUNCTION kfs_tests_note_level();
-"""
-
 
 def check_end(scene: Scene, *workers: Worker) -> None:
     """The workers ended by themselves, everything is done, and no attempt was counted."""
@@ -96,15 +85,6 @@ def test_read_only_for_a_while(scene: Scene) -> None:
     scene.configure("RESET default_transaction_read_only")
     check_end(scene, worker)
     assert len(worker.printed.splitlines()) < 10, "it says so once, and not each time"
-
-
-@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_whatever_the_default_isolation_level(scene: Scene, level: str) -> None:
-    """What a worker writes, it writes in READ COMMITTED: a check after a lock would read an old snapshot otherwise."""
-    scene.execute(NOTES_LEVEL)
-    scene.configure(f"SET default_transaction_isolation = '{level}'")
-    check_end(scene, *[scene.start(BATCH_SIZE=size) for size in (4, 5, 6)])
-    assert scene.rows("SELECT DISTINCT level FROM kfs_tests_levels") == [("read committed",)]
 
 
 def test_statements_that_take_too_long(scene: Scene) -> None:
