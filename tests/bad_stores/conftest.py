@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.crashes.conftest import nursery, scene, template  # noqa: F401 - fixtures
-
 Stores = Callable[..., dict[str, Any]]
 
 

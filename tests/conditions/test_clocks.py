@@ -37,7 +37,7 @@ class Clocks:
         self.jumping = self._nursery(self.clock)
 
     def _nursery(self, clock: Clock) -> Nursery:
-        return self._stack.enter_context(Nursery(**clock.variables))
+        return self._stack.enter_context(Nursery(environment=clock.variables))
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,8 @@ def change(request: pytest.FixtureRequest, settings: Any) -> Change:
 def nursery_in() -> Iterator[Callable[[str], Nursery]]:
     """Return a function that gives the nursery of a project in a time zone."""
     with ExitStack() as stack:
-        yield cache(lambda zone: stack.enter_context(Nursery("tests.conditions.settings", KFS_TESTS_TIME_ZONE=zone)))
+        settings = "tests.conditions.settings"
+        yield cache(lambda zone: stack.enter_context(Nursery(settings, environment={"KFS_TESTS_TIME_ZONE": zone})))
 
 
 @pytest.fixture

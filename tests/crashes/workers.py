@@ -127,16 +127,16 @@ class Nursery:
         *,
         under: Sequence[str] = (),
         cwd: Path = ROOT,
-        **environment: str,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it. `under`: a command, such as strace, under which it and all its children run."""
+        """Start it. `environment`: variables besides. `under`: a command, such as strace, under which it and all its children run."""
         self.process = subprocess.Popen(
             [*under, sys.executable, "-m", "tests.crashes.nursery"],
             cwd=cwd,
             env={
                 **_others(),
                 "PYTHONPATH": str(ROOT),
-                **environment,
+                **(environment or {}),
                 "DJANGO_SETTINGS_MODULE": settings,
                 "DATABASE_URL": "postgres:///",  # each worker is told its own
             },

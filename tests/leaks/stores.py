@@ -38,9 +38,9 @@ class QuotingStore(GatedStore):
         self._talk("delete", CANARY)
         return super()._delete_many(addresses, deadline=deadline)
 
-    def _list(self, after: str) -> Sequence[str]:
+    def _list(self, after: str, *, deadline: Deadline) -> Sequence[str]:
         self._talk("list", OTHER_CANARY)
-        return super()._list(after)
+        return super()._list(after, deadline=deadline)
 
     def _talk(self, operation: str, told: str) -> None:
         try:

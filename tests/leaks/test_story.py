@@ -32,9 +32,7 @@ def test_the_canary_is_nowhere(tmp_path: Path) -> None:
             "tests.leaks.settings",
             under=strace(trace) if can_trace or os.environ.get("CI") == "true" else (),
             cwd=cwd,
-            HOME=str(home),
-            TMPDIR=str(tmp),
-            PYTHONDONTWRITEBYTECODE="1",
+            environment={"HOME": str(home), "TMPDIR": str(tmp), "PYTHONDONTWRITEBYTECODE": "1"},
         ) as nursery,
     ):
         story = Story(server, nursery, tmp_path, of_processes)
