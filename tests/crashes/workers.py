@@ -129,7 +129,7 @@ class Nursery:
         cwd: Path = ROOT,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it. `environment`: variables besides. `under`: a command, such as strace, under which it and all its children run."""
+        """Start it. `under`: a command, such as strace, under which it and all its children run."""
         self.process = subprocess.Popen(
             [*under, sys.executable, "-m", "tests.crashes.nursery"],
             cwd=cwd,
