@@ -3,6 +3,7 @@
 VENV ?= .venv
 ARGS ?=
 SECONDS ?= 60
+EXAMPLES ?= 1000
 # Empty: the newest Python that is found, and the Django that pip chooses.
 PYTHON ?=
 DJANGO ?=
@@ -11,7 +12,7 @@ export VENV PYTHON DJANGO
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture bench lint types wheel clean
+.PHONY: help demo test torture model pooler bench lint types wheel clean
 
 help:
 	@echo "kfs-credentials: gets plaintext credentials out of a database, and keeps them out."
@@ -20,6 +21,8 @@ help:
 	@echo "                then try .venv/bin/python manage.py credential_status"
 	@echo "  make test     run the tests; with pytest's arguments: make test ARGS='-k launcher -x'"
 	@echo "  make torture  kill, freeze and cut off everybody at any moment, for SECONDS=60; more: ARGS=--help"
+	@echo "  make model    let Hypothesis look for an order of steps that breaks something, EXAMPLES=1000 of them"
+	@echo "  make pooler   run a chosen part of the tests behind PgBouncer, which has to be installed"
 	@echo "  make bench    measure backfill, cleanup and services beside the least durable work that is possible"
 	@echo "  make lint     look for faults and formatting (ruff)"
 	@echo "  make types    check the types (mypy)"
@@ -43,6 +46,14 @@ test:
 torture:
 	@.ci/setup test postgres
 	@$(python) -m tests.torture --seconds $(SECONDS) $(ARGS)
+
+model:
+	@.ci/setup test postgres
+	KFS_EXAMPLES=$(EXAMPLES) $(VENV)/bin/pytest -n 2 tests/model $(ARGS)
+
+pooler:
+	@.ci/setup test postgres
+	@$(python) -m tests.conditions.pooler $(ARGS)
 
 bench:
 	@.ci/setup test postgres
