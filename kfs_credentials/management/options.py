@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import uuid
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from django.core.management.base import CommandParser
+
+T = TypeVar("T")
 
 ARGPARSE_ERROR = 2
 """What argparse ends with where the options are wrong."""
@@ -332,6 +334,19 @@ def check_ready(using: str) -> None:
             f"INVALID indexes: {', '.join(invalid)}. An interrupted CREATE INDEX CONCURRENTLY left them behind, and "
             "an invalid unique index keeps nothing unique. DROP INDEX CONCURRENTLY, then build them again."
         )
+
+
+def asked_after(using: str, question: Callable[[], T]) -> T | None:
+    """Return what the database answers after a run; None if it is out of reach.
+
+    Once more with a new connection: a run that waited may have a session that the server has ended since.
+    """
+    for _ in range(2):
+        try:
+            return question()
+        except (DatabaseError, InterfaceError):
+            connections[using].close()
+    return None
 
 
 def check_store(using: str) -> None:

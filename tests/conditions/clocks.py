@@ -23,22 +23,31 @@ exec {program} "$@"
 """
 
 
-class Clock:
-    """The clock of other processes, off by a number of seconds that can be changed at any moment.
+def _other_clock(**said: str) -> dict[str, str]:
+    """Return the variables for a process with another clock, of which `said` says what it shows.
 
-    What they measure goes on as always, and files are as old as they are: only what time it is differs.
+    What it measures goes on as always, and files are as old as they are: only what time it is differs.
     """
+    return {
+        "LD_PRELOAD": str(libfaketime()),
+        "DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",
+        "PYTHONPATH": str(STARTUP),
+        **said,
+    }
+
+
+def off_by(seconds: float) -> dict[str, str]:
+    """Return the variables for a process whose clock is off by so many seconds."""
+    return _other_clock(FAKETIME=f"{seconds:+.0f}")
+
+
+class Clock:
+    """The clock of other processes, off by a number of seconds that can be changed at any moment."""
 
     def __init__(self, file: Path, seconds: float = 0.0) -> None:
         self.file = file
-        self.variables = {
-            "LD_PRELOAD": str(libfaketime()),
-            "FAKETIME_TIMESTAMP_FILE": str(file),
-            "FAKETIME_NO_CACHE": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-            "NO_FAKE_STAT": "1",
-            "PYTHONPATH": str(STARTUP),
-        }
+        self.variables = _other_clock(FAKETIME_TIMESTAMP_FILE=str(file), FAKETIME_NO_CACHE="1")
         self.jump(seconds)
 
     def jump(self, seconds: float) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conditions.clocks import HOUR, Clock
+from tests.conditions.clocks import HOUR, Clock, off_by
 from tests.crashes.scene import CLEAN, LOOK, NOT_FINISHED, ORPHANED, Scene
 from tests.crashes.stage import AT_ONCE, LEDGER, Stage
 from tests.crashes.stores import BEFORE_DELETE, BEFORE_PUT
@@ -30,14 +30,10 @@ class Clocks:
     """Nurseries whose processes have other clocks."""
 
     def __init__(self, stack: ExitStack, directory: Path) -> None:
-        self._stack = stack
-        self.ahead = self._nursery(Clock(directory / "ahead", AHEAD))
-        self.behind = self._nursery(Clock(directory / "behind", BEHIND))
+        self.ahead = stack.enter_context(Nursery(environment=off_by(AHEAD)))
+        self.behind = stack.enter_context(Nursery(environment=off_by(BEHIND)))
         self.clock = Clock(directory / "jumping", AHEAD)
-        self.jumping = self._nursery(self.clock)
-
-    def _nursery(self, clock: Clock) -> Nursery:
-        return self._stack.enter_context(Nursery(environment=clock.variables))
+        self.jumping = stack.enter_context(Nursery(environment=self.clock.variables))
 
 
 @pytest.fixture(scope="module")

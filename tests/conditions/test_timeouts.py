@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from tests.crashes.scene import CLEAN, Scene
+from tests.crashes.scene import CLEAN, NOT_FINISHED, Scene
 from tests.crashes.stage import AT_ONCE, LEDGER, Stage
 from tests.crashes.stores import BEFORE_DELETE, BEFORE_PUT, BEFORE_REPLACE
 from tests.crashes.workers import Worker
 
 SOURCES = 12
 LIMITS = {
-    "idle_in_transaction_session_timeout": "100ms",
-    "idle_session_timeout": "100ms",
+    "idle_in_transaction_session_timeout": "1s",
+    "idle_session_timeout": "2s",
     "lock_timeout": "1ms",
     "statement_timeout": "10s",
 }
@@ -125,12 +127,44 @@ def test_a_store_that_takes_longer_than_every_limit(scene: Scene, start: Start, 
         assert second["ref"]
     assert scene.attempts() == 0
     assert scene.value(f"SELECT sum(delete_attempts) FROM {LEDGER}") == 0
+    for name in LIMITS:
+        scene.configure(f"RESET {name}")
     scene.recover()
     if start is reencryption:
         scene.keys.pop()  # it is not needed any more
         scene.check_values(stage.values)
     else:
         stage.check()
+
+
+def test_a_watch_whose_session_ends_while_it_is_idle(scene: Scene) -> None:
+    """It connects anew when it looks again."""
+    stage = Stage(scene, SOURCES)
+    (space,) = scene.new_spaces(stage.sources[0][0], 1)
+    workers = [
+        scene.start("--watch", POLL_INTERVAL=2),
+        scene.start_cleanup("--watch", POLL_INTERVAL=2, RECOVER_AFTER=1),
+    ]
+    for worker in workers:
+        scene.wait_until_idle(worker)
+    scene.configure("SET idle_session_timeout = '200ms'")
+    scene.terminate_all()
+    for worker in workers:
+        scene.wait_until(partial(is_ended, scene, worker), "its session was ended for being idle", worker)
+    made = scene.new_legacy_sources(space, AT_ONCE)
+    stage.values |= {(stage.sources[0][0], source): {"token": source} for source in made}
+    stage.orphans()
+    left = "SELECT FROM sources WHERE metadata ? 'credentials'"
+    scene.wait_until(lambda: not scene.rows(left), "they are moved", watched=workers[0])
+    final = f"SELECT FROM {LEDGER} WHERE state = 'deleted' AND next_delete_at IS NULL"
+    scene.wait_until(lambda: len(scene.rows(final)) == AT_ONCE, "they are erased", watched=workers[1])
+    for worker in workers:
+        worker.send(signal.SIGTERM)
+        assert worker.wait() in (CLEAN, NOT_FINISHED), worker.printed
+    scene.configure("RESET idle_session_timeout")
+    assert scene.attempts() == 0
+    scene.recover()
+    stage.check()
 
 
 def sizes(scene: Scene, kinds: str) -> list[int]:

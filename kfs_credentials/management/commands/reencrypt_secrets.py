@@ -16,6 +16,7 @@ from kfs_credentials.management.options import (
     add_by_argument,
     add_format_argument,
     add_settings_arguments,
+    asked_after,
     check_store,
     counted,
     settings_given,
@@ -131,10 +132,7 @@ on where it was.
         return self.report(options["format"], {"keys": keys}, f"{line}Nothing was changed.")
 
     def _finish(self, using: str, options: dict[str, Any], summary: ReencryptionSummary, seconds: float) -> Exit:
-        try:
-            keys: list[HeldKey] | None = held_keys(using)
-        except (DatabaseError, InterfaceError):
-            keys = None
+        keys = asked_after(using, lambda: held_keys(using))
         code = Exit.UNKNOWN if keys is None else _exit(summary, keys)
         if options["format"] == "table" and summary.failures:
             self.table([("ref", "stays as it is, since"), *summary.failures])

@@ -20,6 +20,7 @@ from kfs_credentials.management.options import (
     add_format_argument,
     add_selection_arguments,
     add_settings_arguments,
+    asked_after,
     check_store,
     counted,
     positive,
@@ -133,10 +134,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         return self.report(options["format"], value, line)
 
     def _finish(self, using: str, options: dict[str, Any], summary: BackfillSummary, seconds: float) -> Exit:
-        try:
-            status = read_status(using, tenant=options["tenant"], space=options["space"])
-        except (DatabaseError, InterfaceError):
-            status = None
+        status = asked_after(using, lambda: read_status(using, tenant=options["tenant"], space=options["space"]))
         code = Exit.UNKNOWN if status is None else _exit(summary, status)
         moves = {move.value.replace(" ", "_"): summary.moves[move] for move in Move}
         result = {**moves, "lost": summary.lost, "rejected": summary.rejected, "end": summary.end.value}

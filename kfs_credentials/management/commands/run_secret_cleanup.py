@@ -16,6 +16,7 @@ from kfs_credentials.management.options import (
     add_format_argument,
     add_selection_arguments,
     add_settings_arguments,
+    asked_after,
     check_store,
     counted,
     positive,
@@ -115,10 +116,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         return self.report(options["format"], status.as_json(), line)
 
     def _finish(self, using: str, options: dict[str, Any], summary: CleanupSummary, seconds: float) -> Exit:
-        try:
-            status = read_status(using, tenant=options["tenant"], space=options["space"])
-        except (DatabaseError, InterfaceError):
-            status = None
+        status = asked_after(using, lambda: read_status(using, tenant=options["tenant"], space=options["space"]))
         code = Exit.UNKNOWN if status is None else _exit(summary, status, due_only=options["due"])
         counts: dict[str, Any] = {what.value.replace(" ", "_"): summary.outcomes[what] for what in Outcome}
         counts |= {"retired": summary.retired, "purged": summary.purged, "lost": summary.lost}
