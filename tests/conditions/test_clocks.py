@@ -36,6 +36,13 @@ class Clocks:
         self.jumping = stack.enter_context(Nursery(environment=self.clock.variables))
 
 
+@pytest.fixture
+def scene(scene: Scene) -> Scene:
+    """A scene whose workers do not look too often: each look at another clock costs something."""
+    scene.settings["POLL_INTERVAL"] = 0.3
+    return scene
+
+
 @pytest.fixture(scope="module")
 def clocks(public_directory: Path) -> Iterator[Clocks]:
     """The nurseries."""
@@ -181,7 +188,7 @@ def test_everything_at_once(scene: Scene, clocks: Clocks) -> None:
         scene.nursery = nursery
         workers += [
             scene.start("--watch", BATCH_SIZE=3),
-            scene.start_cleanup("--watch", BATCH_SIZE=3, RECOVER_AFTER=30),
+            scene.start_cleanup("--watch", BATCH_SIZE=3, RECOVER_AFTER=1),
         ]
     applications = []
     for nursery in (clocks.ahead, clocks.behind, clocks.jumping):
@@ -205,7 +212,7 @@ def test_everything_at_once(scene: Scene, clocks: Clocks) -> None:
     end(*workers)
     scene.nursery = clocks.jumping
     scene.keys.insert(0, secrets.token_bytes(32).hex())
-    reencryption = scene.start_reencryption(BATCH_SIZE=4)
+    reencryption = scene.start_reencryption(BATCH_SIZE=12)
     for jump in itertools.islice(itertools.cycle((BEHIND, AHEAD)), JUMPS):
         clocks.clock.jump(jump)
         if reencryption.ends_within(0.05):
