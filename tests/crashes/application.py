@@ -30,6 +30,7 @@ def perform(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
 
 
 def answer(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Make one call to the services; return what it was answered, or the name of the error."""
     close_old_connections()  # as Django does before each request
     try:
         result = getattr(services, function)(**arguments)

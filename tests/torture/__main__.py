@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.torture.run import Torture
 
 CLEAN, WRONG = 0, 1
-ROUND = 10.0
+ROUND = 15.0
 """Seconds of a round."""
 
 DESCRIPTION = """

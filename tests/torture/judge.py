@@ -11,6 +11,7 @@ from kfs_credentials.in_clear import Settled, compared, keep_plaintext, keep_ref
 from kfs_credentials.ref_operations import discard, restore
 from kfs_credentials.stores import Address
 from kfs_credentials.stores.encrypted import PROBE_NAME
+from tests.crashes.application import answer
 from tests.crashes.database import ALIAS
 from tests.crashes.scene import CLEAN, LOOK
 from tests.torture.memory import GONE, MARK, TENANT, UNREADABLE, new_value, shown
@@ -114,8 +115,7 @@ class Judge:
                 expected = known.must_keep or shown(known.ever)
                 self.memory.lost.append(f"source {source}: {shown(values)} is kept, and not {expected}")
         for source, refs in choices.items():
-            (answer,) = self._resolve([source])
-            wants_one = answer == UNREADABLE or random.random() < 0.5
+            wants_one = self._resolve(source) == UNREADABLE or random.random() < 0.5
             for row, value in refs:
                 if wants_one and restore(ALIAS, [(row, None)]).done:
                     self.memory.sources[source].becomes(value)
@@ -125,13 +125,11 @@ class Judge:
 
     def _enter_anew(self) -> None:
         """Enter credentials anew where an old writer has brought back what was erased, in the place of none."""
-        doubtful = [source for source, known in self.memory.sources.items() if UNREADABLE in known.may_be]
-        for source, answer in zip(doubtful, self._resolve(doubtful), strict=True):
-            known = self.memory.sources[source]
-            if answer == UNREADABLE and known.must_keep is None:
+        for source, known in self.memory.sources.items():
+            if UNREADABLE in known.may_be and known.must_keep is None and self._resolve(source) == UNREADABLE:
                 value = new_value()
-                arguments = {"tenant": TENANT, "source_id": source, "credentials": {"token": value}}
-                (entered,) = self.scene.call(("rotate_credentials", arguments))
+                arguments = {"tenant": TENANT, "source_id": source, "credentials": {"token": value}, "using": ALIAS}
+                entered = answer("rotate_credentials", arguments)
                 assert "error" not in entered, entered
                 known.becomes(value)
 
@@ -142,11 +140,12 @@ class Judge:
         there = [source for source, known in sources.items() if known.may_be != {GONE}]
         gone = [source for source, known in sources.items() if known.may_be == {GONE}]
         asked = there + random.sample(gone, min(FORGOTTEN, len(gone)))
-        for source, answer in zip(asked, self._resolve(asked), strict=True):
-            if answer == UNREADABLE:
+        for source in asked:
+            found = self._resolve(source)
+            if found == UNREADABLE:
                 self.memory.lost.append(f"source {source} cannot be read")
-            self.memory.saw(source, answer)
-            sources[source].becomes(answer)
+            self.memory.saw(source, found)
+            sources[source].becomes(found)
         for source in gone:
             if source not in asked:
                 del sources[source]  # else there are more and more of them
@@ -154,9 +153,10 @@ class Judge:
             if source not in sources or sources[source].may_be == {GONE}:
                 self.memory.lost.append(f"source {source} is there, and must not be")
 
-    def _resolve(self, sources: list[str]) -> list[Value]:
-        calls = [("resolve_credentials", {"tenant": TENANT, "source_id": source}) for source in sources]
-        return [answer.get("error") or answer["credentials"]["token"] for answer in self.scene.call(*calls)]
+    def _resolve(self, source: str) -> Value:
+        """Return what an application gets."""
+        answered = answer("resolve_credentials", {"tenant": TENANT, "source_id": source, "using": ALIAS})
+        return str(answered.get("error") or answered["credentials"]["token"])
 
     def _look_at_objects(self) -> tuple[list[str], list[str]]:
         """Return which values are there twice, and which objects and files belong to no ref in use."""

@@ -41,10 +41,10 @@ UNDATED = "a ledger row is not final, and its next move is at no known time"
 """Held while a source named it, which an old writer has made name another one since."""
 MEANWHILE = (ORPHANED, DANGLING, LATE, BOTH, UNDATED)
 """What may be found at any moment: it is for the next sweep or patrol, or for a person."""
-ACTS = 8
-"""What the old application does from one strike to the next."""
+STRIKES, ACTS = 2, 6
+"""How many are struck, and how much the old application does, from one pause to the next."""
 PAUSE = 0.03
-"""Seconds between two strikes, at most."""
+"""Seconds of a pause, at most."""
 
 
 class Torture:
@@ -55,7 +55,6 @@ class Torture:
         self.server = server
         self.memory = Memory()
         self.keys = Keys()
-        self.known_keys: list[str] = []
         self.old = OldApplication(scene, self.memory)
         self.judge = Judge(scene, self.memory)
         self.counts: Counter[str] = Counter()
@@ -95,7 +94,8 @@ class Torture:
             self.old.act()
         if len(self.memory.free) < 2 or sum(map(len, self.memory.spaces.values())) < MOST_SOURCES:
             self.old.add_space(PER_SPACE)
-        self.crew.strike()
+        for _ in range(STRIKES):
+            self.crew.strike()
         if random.random() < 0.02:
             self.scene.terminate_all()
             self.counts["terminations"] += 1
@@ -115,10 +115,9 @@ class Torture:
             self._take_keys()
 
     def _take_keys(self) -> None:
-        """Let this process read what is sealed under any key that there was."""
-        self.known_keys = [*self.keys.ring, *(key for key in self.known_keys if key not in self.keys.ring)]
+        """Let this process have the keys of those that are started now."""
         configured: Mapping[str, Any] = django_settings.KFS_CREDENTIALS
-        django_settings.KFS_CREDENTIALS = {**configured, "KEYS": self.known_keys}
+        django_settings.KFS_CREDENTIALS = {**configured, "KEYS": self.keys.ring}
         self.scene.keys = self.keys.ring
 
     def check_meanwhile(self) -> None:
