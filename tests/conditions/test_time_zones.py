@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def test_the_same_comes_of_it(
     secrets_directory: Path,
     run: Run,
     admin_client: Client,
+    intervals: list[str],
 ) -> None:
     """From the first source to the last erasure, with leases that hold and leases that have run out."""
     kfs_settings(KEYS=[OLD], ERASE_GRACE=0, LATE_WRITE_HORIZON=0)
@@ -154,6 +156,35 @@ def test_the_same_comes_of_it(
     sweep(Cleanup(using="default", worker="tests", lease=60.0))
     outcome = run("verify_credentials", "--deep")
     assert outcome.code == 0, outcome
+    assert intervals == []
+
+
+def lengths(value: Any) -> Iterator[timedelta]:
+    """Yield the lengths of time in the parameters of a statement."""
+    if isinstance(value, timedelta):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from lengths(one)
+
+
+@pytest.fixture
+def intervals(transactional_db: None) -> Iterator[list[str]]:
+    """Every statement with a length of time among its parameters: psycopg writes its days as days on a wall."""
+    found: list[str] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if list(lengths(params)):
+            found.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(note):
+        yield found
+
+
+def test_a_length_of_time_would_be_seen(intervals: list[str]) -> None:
+    execute("SELECT now() - %s", timedelta(days=1))
+    assert intervals == ["SELECT now() - %s"]
 
 
 def metrics() -> str:
