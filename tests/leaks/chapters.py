@@ -93,7 +93,6 @@ def backfill(story: Story, sampler: Sampler) -> None:
     story.write(ROW, json.dumps({"credentials": CREDENTIALS}), "seen from outside", "tenant")
     with story.held_up("sources", lambda: story.start("run_credential_backfill"), sampler, LOOK) as seen:
         assert any("metadata = src.metadata - 'credentials'" in query for query in seen)
-    look(story)
 
 
 def services(story: Story, sampler: Sampler) -> None:
@@ -138,10 +137,8 @@ def settling(story: Story) -> None:
     """What lies in clear beside a ref, and what is of no supported shape."""
     story.run("settle_unsupported_credentials", "--all", "--dry-run")
     story.run("settle_unsupported_credentials", story.id_of("text"))
-    for fault in FAULTS:
-        story.run(
-            "settle_unsupported_credentials", story.id_of("array"), "--wrap", "token", fault=f"put {fault}", code=FAILED
-        )
+    for fault in ("put denied", "put unexpected"):
+        story.run("settle_unsupported_credentials", story.id_of("array"), "--wrap", "token", fault=fault, code=FAILED)
     resume(story)
     story.run("settle_unsupported_credentials", story.id_of("array"), "--wrap", "token")
     story.metadata("one", {"credentials": CREDENTIALS})  # the same, of an old writer
@@ -152,6 +149,7 @@ def settling(story: Story) -> None:
     settle = ("settle_credential_conflict", "--yes", "--source", story.id_of("two"), "--keep")
     for fault in FAULTS:
         story.run("verify_credentials", "--deep", fault=f"get {fault}", code=FAILED)
+    for fault in ("denied", "unexpected"):
         story.run(*settle, "ref", fault=f"get {fault}", code=FAILED)
         story.run(*settle, "plaintext", fault=f"put {fault}", code=FAILED)
     story.run("verify_credentials", "--deep", fault="list unexpected", code=FAILED)
@@ -187,7 +185,7 @@ def cleanup(story: Story) -> None:
     story.write("ALTER TABLE sources ADD CONSTRAINT kfs_tests_rescue CHECK (false) NOT VALID")
     story.run("run_secret_cleanup", "--due", code=LOOK)
     story.write("ALTER TABLE sources DROP CONSTRAINT kfs_tests_rescue")
-    for fault in ("get denied", "get unavailable", "get unexpected", "put unexpected", "list unexpected"):
+    for fault in ("get denied", "get unexpected", "put unexpected", "list unexpected"):
         story.run("run_secret_cleanup", "--due", fault=fault, code=(CLEAN, *FAILED))
     resume(story)
     expire_leases(story)
@@ -236,8 +234,7 @@ def database_that_quotes(story: Story) -> None:
     space = str(story.ask("SELECT id FROM knowledge_spaces WHERE tenant_id = 'tenant'"))
     new = {"tenant": "tenant", "space_id": space, "type": "web", "uri": "u", "name": "none"}
     one, two = ({"tenant": "tenant", "source_id": story.id_of(name)} for name in ("one", "two"))
-    tables = ("sources", "source_secret_lifecycle_refs", "kfs_credentials_event", "source_credential_backfills")
-    for table in tables:
+    for table in ("sources", "source_secret_lifecycle_refs", "source_credential_backfills"):
         retry = ("retry_credential_backfill", "--all", "--code", "SOURCE_ROW_REJECTED")
         story.run(*retry, code=(CLEAN, WRONG_USE))  # if it did fail
         story.write(QUOTE_ON.format(table))
@@ -256,7 +253,7 @@ def database_that_quotes(story: Story) -> None:
             ("settle_credential_conflict", "--yes", "--source", two["source_id"], "--keep", "plaintext"),
             ("reencrypt_secrets", "--recheck"),
         ]
-        for command in commands if table in tables[:2] else commands[:2]:
+        for command in commands if table != "source_credential_backfills" else commands[:1]:  # nobody else writes it
             story.run(*command, code=(CLEAN, *FAILED))
         story.write(f"DROP TRIGGER kfs_tests_quote ON {table}")
 

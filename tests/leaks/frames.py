@@ -83,9 +83,8 @@ def leaks_at_each_line(
         run()
     leaks: list[str] = []
     thrown = 0
-    reported: set[str] = set()
     places = [(place, times) for place, times in tracer.times.items() if place[0].co_qualname not in but]
-    for (code, line), times in places:
+    for number, ((code, line), times) in enumerate(places):
         run = prepare()
         caplog.clear()
         texts: list[str] = []
@@ -95,8 +94,7 @@ def leaks_at_each_line(
                 run()  # to its end, if it gets there fewer times than before: some lines depend on the clock
         except Exception as error:  # noqa: BLE001 - or whatever was made of it on the way
             texts = list(everything_shown(error))
-            if code.co_filename not in reported:  # once for each file: a page takes a while
-                reported.add(code.co_filename)
+            if not thrown or number == len(places) // 2:  # a page takes a while
                 texts += debug_page(error)
         thrown += thrower.has_thrown
         found = hits("\n".join([caplog.text, *texts]))
@@ -131,7 +129,7 @@ class Watcher:
             return None
         self.lines.add((code, frame.f_lineno))
         for name, value in [*frame.f_locals.items(), ("(result)", argument if event == "return" else None)]:
-            for text in shown(value, 4, repr_of_a_value):
+            for text in shown(value, 3, repr_of_a_value):
                 if CANARY in text or OTHER_CANARY in text:
                     self.leaks.add(f"{code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}, {name}")
         return self.trace

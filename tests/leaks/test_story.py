@@ -58,12 +58,17 @@ def test_the_canary_is_nowhere(tmp_path: Path) -> None:
             # So that this means something:
             check_that_everything_happened(story, evidence)
             assert sampler.samples > 100
-            assert list(hits(quoting)), "the log has what triggers quote"
+            assert found_in(quoting), "the log has what triggers quote"
             check_that_the_search_finds_it(story, sampler)
     if can_trace:
         check_where_was_written(places(trace.read_text()), story)
     else:
         require_strace()
+
+
+def found_in(content: bytes | str) -> bool:
+    """Return whether any form of the canary is there."""
+    return next(hits(content), None) is not None
 
 
 def check_that_everything_happened(story: Story, evidence: Mapping[str, bytes]) -> None:
@@ -137,16 +142,16 @@ def check_that_the_search_finds_it(story: Story, sampler: Sampler) -> None:
         with story.session(*settings) as session:
             session.execute(f"SELECT count(*) FROM sources WHERE name = '{CANARY}'")
             assert list(hits("\n".join(sampler.sample()))), "in pg_stat_activity"
-        assert list(hits(story.server.log_file.read_bytes()[before:])), name
+        assert found_in(story.server.log_file.read_bytes()[before:]), name
     before = len(story.server.log_file.read_bytes())
     with story.session() as session:
         session.execute("SELECT length(%s)", [json.dumps(CREDENTIALS)])
-    assert list(hits(story.server.log_file.read_bytes()[before:])), "as a parameter"
+    assert found_in(story.server.log_file.read_bytes()[before:]), "as a parameter"
     resolve = ("resolve_credentials", {"tenant": "tenant", "source_id": story.id_of("four")})
     printed = story.finish(story.start(resolve, function="tests.crashes.application.perform"))
-    assert list(hits(printed)), "in what an application prints that asks for the value"
+    assert found_in(printed), "in what an application prints that asks for the value"
     dumped = story.run("dumpdata", "kfs_credentials.source")
-    assert list(hits(dumped)), "in a dump of sources in clear"
+    assert found_in(dumped), "in a dump of sources in clear"
     assert "CredentialsInClearWarning" in dumped
     # Whatever else can be looked at.
     with story.session() as session:
@@ -154,7 +159,7 @@ def check_that_the_search_finds_it(story: Story, sampler: Sampler) -> None:
         session.execute("UPDATE kfs_credentials_event SET detail = %s", [CANARY])
     for path in (*story.places, story.directory / "secrets"):
         (path / CANARY).write_text(OTHER_CANARY)
-    found = {name for name, content in story.look_around().items() if list(hits(content))}
+    found = {name for name, content in story.look_around().items() if found_in(content)}
     files = {f"files in {path.name}" for path in story.places}
     assert found == files | {
         *("table kfs_credentials_event", "the catalog", "pg_stat_statements", "the server's log"),
