@@ -35,6 +35,8 @@ CASES = {
     "B": ["SS-01", "SS-02", "SS-04", "SS-06", "SS-07", "SS-09", "SS-10", "SS-11", "SS-13", "SS-15", "SS-16"],
     "C": ["JS-01", "JS-03", "JS-05", "JS-06"],
     "D": ["OP-01", "OP-02", "OP-03", "OP-04", "OP-07"],
+    "E": [f"LC-{number:02}" for number in (1, 3, 5, 8, 11, 12, 13, 14, 15, 16, 17)],
+    "F": ["LL-01", "LL-02", "LL-05", "LL-06", "LL-08"],
 }
 OF_STORES_TO_COME = {"SS-01", "SS-02", "SS-13"}
 """Cases of stores that are not built yet: their lines say so, and name the tests of what there is."""
