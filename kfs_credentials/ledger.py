@@ -257,7 +257,7 @@ def point(
             note_receipt(using, ref, receipt)
     if scrub and shape not in (None, Shape.NULL):
         _note_scrub(using, source, ref, why_scrubbed)
-    if named is not None:
+    if named not in (None, ref):  # a source may name already what is only reserved for it
         _retire(using, named, tenant=tenant, space=space, source=source)
     let_go(using, waiting)
     _supersede(using, source)

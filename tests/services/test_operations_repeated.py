@@ -158,6 +158,15 @@ def test_create_repeated_after_the_source_was_deleted(space: KnowledgeSpace, sto
     assert Source.objects.count() == 0
 
 
+def test_rotate_repeated_where_the_source_names_the_ref_already(source: Source) -> None:
+    """A program that moves the source first and the ledger next died in between: the ref stays in use."""
+    rotated = rotate(source, operation_id="rotation-7")
+    set_state(rotated.credential_ref, "staged")
+    again = rotate(source, operation_id="rotation-7")
+    assert (again.credential_ref, row_of(rotated.credential_ref).state) == (rotated.credential_ref, "active")
+    assert resolve(source) == NEW
+
+
 def test_rotate_repeated_returns_the_source_whatever_version_is_expected(
     source: Source, store: EncryptedStore, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
