@@ -85,7 +85,12 @@ def check_invariants(using: str, store: EncryptedStore) -> list[str]:
 
     `using`: the database alias. `store`: the store of its secrets, which is read whole.
     """
-    return [*_in_database(using), *_unreadable(using, store), *_unknown_objects(using, store)]
+    return [_sentence(finding, rows) for finding, rows in findings(using, store).items()]
+
+
+def findings(using: str, store: EncryptedStore) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the same with all the rows of each finding, for whoever knows which of them may be there."""
+    return dict([*_in_database(using), *_unreadable(using, store), *_unknown_objects(using, store)])
 
 
 def objects_in_use(using: str, store: EncryptedStore) -> Counter[str]:
@@ -104,13 +109,15 @@ def objects_in_use(using: str, store: EncryptedStore) -> Counter[str]:
     return counts
 
 
-def _in_database(using: str) -> Iterator[str]:
-    for finding, query in CHECKS.items():
-        if rows := _rows(using, query):
-            yield _sentence(finding, rows)
+def _in_database(using: str) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+    # All at once first: as a rule there is nothing, and some look after every step of a long story.
+    (there,) = _rows(using, "SELECT " + ", ".join(f"EXISTS ({query})" for query in CHECKS.values()))
+    for is_there, (finding, query) in zip(there, CHECKS.items(), strict=True):
+        if is_there and (rows := _rows(using, query)):
+            yield finding, rows
 
 
-def _unreadable(using: str, store: EncryptedStore) -> Iterator[str]:
+def _unreadable(using: str, store: EncryptedStore) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
     """Every ref that is active, or kept until a person chooses, reads back in the scope that the ledger gives it."""
     for kept, condition in {
         "an active ref": "state = 'active'",
@@ -129,18 +136,18 @@ def _unreadable(using: str, store: EncryptedStore) -> Iterator[str]:
             if not isinstance(outcome, Credentials)
         ]
         if broken:
-            yield _sentence(f"{kept} does not read back", broken)
+            yield f"{kept} does not read back", broken
 
 
-def _unknown_objects(using: str, store: EncryptedStore) -> Iterator[str]:
+def _unknown_objects(using: str, store: EncryptedStore) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
     """Every object has a ledger row, and none that is final."""
     names = list(store.list())  # before the ledger: a row comes before its object
     rows = _rows(using, "SELECT credential_ref, state, next_delete_at IS NULL FROM source_secret_lifecycle_refs")
     final = {object_name(ref, prefix=store.prefix): state == "deleted" and last for ref, state, last in rows}
     if unknown := [(name,) for name in names if name not in final]:
-        yield _sentence("an object in the store has no ledger row", unknown)
+        yield "an object in the store has no ledger row", unknown
     if erased := [(name,) for name in names if final.get(name)]:
-        yield _sentence("an object is in the store, and its ledger row is final", erased)
+        yield "an object is in the store, and its ledger row is final", erased
 
 
 def _rows(using: str, query: str) -> list[tuple[Any, ...]]:

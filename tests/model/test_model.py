@@ -1,0 +1,80 @@
+"""Hypothesis looks for an order of steps and faults after which something is not as it must be.
+
+The short form is a part of the suite. A long one: KFS_EXAMPLES=2000 KFS_STEPS=60 pytest tests/model
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from django.db import connections
+from hypothesis import HealthCheck, Phase, reproduce_failure, settings
+from hypothesis.stateful import run_state_machine_as_test
+from pytest_django import Settings
+
+from tests.keys import NEW, OLD
+from tests.model.machine import Machine
+from tests.model.world import ALIAS, World
+from tests.move_history import noted
+
+EXAMPLES = int(os.environ.get("KFS_EXAMPLES", "60"))
+STEPS = int(os.environ.get("KFS_STEPS", "40"))
+
+
+@pytest.fixture
+def machine(
+    settings: Settings,
+    tmp_path: Path,
+    transactional_db: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[type[Machine]]:
+    """The machine, on a database whose connection has faults and on a store that has them."""
+    connections.databases[ALIAS] = {**connections["default"].settings_dict, "ENGINE": "tests.model.postgresql"}
+    directory = tmp_path / "secrets"
+    storage = {"BACKEND": "tests.model.faults.FaultyStorage", "OPTIONS": {"location": str(directory)}}
+    store = {"BACKEND": "kfs_credentials.stores.encrypted.EncryptedStore", "OPTIONS": {"storage": storage}}
+    settings.KFS_CREDENTIALS = {
+        "KEYS": [OLD, NEW],
+        "STORES": {"default": store},
+        "LOCK_TIMEOUT": 0.02,
+        "MAX_ATTEMPTS": 3,
+        "PARK_AFTER": 2,
+        "POLL_INTERVAL": 0,
+        "RETRY_BASE": 0,
+    }
+    world = World(directory)
+    # Ids that come out the same when an example is repeated.
+    monkeypatch.setattr(uuid, "uuid4", world.new_uuid)
+    logging.disable(logging.CRITICAL)
+    with noted() as history, history.watching():
+        Machine.world, Machine.history = world, history
+        yield Machine
+        world.close()
+        if "KFS_EXAMPLES" in os.environ:
+            sys.stderr.write("\n" + "\n".join(f"{what}: {count}" for what, count in sorted(Machine.reached.items())))
+    logging.disable(logging.NOTSET)
+    del connections.databases[ALIAS]
+
+
+def test_nothing_is_lost_doubled_or_left_behind(machine: type[Machine]) -> None:
+    """Whatever applications, old ones, workers and operators do, and whatever goes wrong."""
+    if blob := os.environ.get("KFS_BLOB"):
+        machine = reproduce_failure(hypothesis.__version__, blob.encode())(machine)
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            print_blob=True,
+            phases=[phase for phase in Phase if phase is not Phase.shrink or "KFS_QUICK" not in os.environ],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
