@@ -69,16 +69,11 @@ class Applications(Base):
             must += (SourceExists,)
         if has_value and self.is_closed(new_first):
             must += (KeyClosed,)
-        arguments = {"credentials": {"token": value}} if has_value else {}
-        work, options = self.call(
-            "create_source",
-            fault=fault,
-            new_first=new_first,
-            must=must,
-            source_id=source_id,
-            space_id=space_id,
-            **{"type": "web", "name": "n", "uri": "u", "metadata": {"other": 0}, **arguments},
-        )
+        arguments: dict[str, Any] = {"source_id": source_id, "space_id": space_id, "metadata": {"other": 0}}
+        if has_value:
+            arguments["credentials"] = {"token": value}
+        arguments |= {"type": "web", "name": "n", "uri": "u"}
+        work, options = self.call("create_source", fault=fault, new_first=new_first, must=must, **arguments)
 
         def then(outcome: Outcome) -> None:
             if outcome.done or (outcome.killed and not must and source_id in self.seen.rows):
@@ -175,7 +170,8 @@ class Applications(Base):
         """Take the credentials of a source away."""
         source_id = SOURCES[source]
         row = self.book.rows.get(source_id)
-        must, may = self._refused(source_id, right), ()
+        must: Errors = self._refused(source_id, right)
+        may: Errors = ()
         if VersionConflict in must and row is not None and row.ref is None and row.shape is None:
             must, may = (BeingDeleted,) if row.leaving else (), (VersionConflict,)  # nothing to take away, most likely
         work, options = self.call(
@@ -267,17 +263,15 @@ class Applications(Base):
     def _in_clear(self, row: Row, shape: str | None) -> Row:
         return replace(row, shape=shape, clear=self.new_value() if shape else None)
 
-    def write_in_clear(self, source: int, shape: str | None) -> None:
+    def write_in_clear(self, source_id: uuid.UUID, shape: str | None) -> None:
         """Write other credentials into the metadata, beside a ref or not."""
         with self.past():
-            source_id = self.some(source)
             row = self._in_clear(self.book.rows[source_id], shape)
             self.world.execute("UPDATE sources SET metadata = %s WHERE id = %s", metadata_of(row), source_id)
             self.book.write(source_id, row, self.seen)
 
-    def write_back(self, source: int) -> None:
+    def write_back(self, source_id: uuid.UUID) -> None:
         """Write into the metadata what the source's ref resolves to."""
-        source_id = pick(self.sources(there=True), source)
         row = self.book.rows[source_id]
         if row.ref is None:
             return
@@ -286,19 +280,19 @@ class Applications(Base):
             self.world.execute("UPDATE sources SET metadata = %s WHERE id = %s", metadata_of(row), source_id)
             self.book.write(source_id, row, self.seen)
 
-    def read_a_row(self, source: int) -> None:
+    def read_a_row(self, source_id: uuid.UUID) -> None:
         """Read a whole row, to save it later."""
-        source_id = pick(self.sources(there=True), source)
         self.keep_a_copy(source_id, self.book.rows[source_id])
 
     def keep_a_copy(self, source: uuid.UUID, row: Row) -> None:
         """Have a row in memory, as it is now."""
         self.copies = [(source, row), *self.copies[:5]]
 
-    def save_a_row(self, number: int, with_ref: bool) -> None:
+    def save_a_row(self, number: int, with_ref: bool, of: uuid.UUID | None = None) -> None:
         """Save a row as it was read, with its ref or without; one that was deleted since is made anew."""
-        old = [copy for copy in self.copies if copy[0] in self.book.rows and copy[1] != self.book.rows[copy[0]]]
-        source, copy = pick(old if old and number % 4 else self.copies, number)
+        mine = [copy for copy in self.copies if of in (None, copy[0])] or self.copies
+        old = [copy for copy in mine if copy[0] in self.book.rows and copy[1] != self.book.rows[copy[0]]]
+        source, copy = pick(old if old and number % 4 else mine, number)
         now = self.book.rows.get(source)
         with self.past():
             if now is None:
@@ -333,16 +327,14 @@ class Applications(Base):
             self.book.value_of[ref] = self.world.read(ref, self.seen.refs[ref])
             self.save(source, row)
 
-    def name_none(self, source: int) -> None:
+    def name_none(self, source_id: uuid.UUID) -> None:
         """Set a source's ref to NULL."""
-        source_id = pick([source for source, row in sorted(self.book.rows.items()) if row.ref], source)
         with self.past():
             self.world.execute("UPDATE sources SET credential_ref = NULL WHERE id = %s", source_id)
             self.book.write(source_id, replace(self.book.rows[source_id], ref=None), self.seen)
 
-    def drop(self, source: int) -> None:
+    def drop(self, source_id: uuid.UUID) -> None:
         """Delete a source by SQL."""
-        source_id = self.some(source)
         with self.past():
             self.world.execute("DELETE FROM sources WHERE id = %s", source_id)
             self.book.write(source_id, None, self.seen)
@@ -354,9 +346,8 @@ class Applications(Base):
             for source in list(self.book.rows):
                 self.book.write(source, None, self.seen)
 
-    def mark_as_leaving(self, source: int) -> None:
+    def mark_as_leaving(self, source_id: uuid.UUID) -> None:
         """Say that a source is being deleted, or that it is not any more."""
-        source_id = self.some(source)
         row = self.book.rows[source_id]
         with self.past():
             status = "active" if row.leaving else "deleting"

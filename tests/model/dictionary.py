@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.crashes.scene import DANGLING, LATE, ORPHANED, UNREGISTERED
-from tests.model.world import GONE, NONE, UNREADABLE, Ref, Row, Seen
+from tests.model.world import GONE, NONE, UNREADABLE, Job, Ref, Row, Seen
 
 BOTH = "a source has both a ref and legacy credentials"
 UNDATED = "a ledger row is not final, and its next move is at no known time"
+STUCK = "a job is not over, and not to be claimed now or at a known time"
 PURGED = "a job is over, and its candidate is neither in use nor given up"
 
 
@@ -134,6 +135,8 @@ class Dictionary:
             BOTH: lambda source: self.rows[source].ref is not None and self.rows[source].shape == "object",
             LATE: lambda name: self.late.get(name, -1) >= self.patrolled,
             UNREGISTERED: lambda name: name in self.late,
+            # What a source has named before its job was over is in use, or was: the job finds out once it is claimed.
+            STUCK: lambda job, *_: seen.jobs[job].candidate in self.value_of,
             PURGED: lambda job, _: seen.jobs[job].candidate in self.purged,
         }
         wrong = {}
@@ -157,10 +160,11 @@ def check_leases(before: Seen, now: Seen, *, worker: str, tokens: set[uuid.UUID]
     `worker`: who has made this step. `tokens`: the leases that it may write under; None: any of its own. `claims`:
     whether it may take over what a dead worker held.
     """
-    for old, new in [
+    leased: list[tuple[Ref | Job, Ref | Job | None]] = [
         *((row, now.refs.get(ref)) for ref, row in before.refs.items() if row.state == "deleting"),
         *((job, now.jobs.get(one)) for one, job in before.jobs.items() if job.state == "running"),
-    ]:
+    ]
+    for old, new in leased:
         assert old.worker is not None
         if new is None or new.version == old.version:
             continue  # with its source, by whoever deleted that

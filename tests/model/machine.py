@@ -16,15 +16,15 @@ from tests.keys import OLD_ID
 from tests.model.backfills import Worker, wait_for
 from tests.model.cleanups import Cleaner
 from tests.model.faults import FAULTS
-from tests.model.rules import Rules
-from tests.model.world import ALIAS, UNREADABLE, ring
+from tests.model.races import Races
+from tests.model.world import ALIAS, SOURCES, UNREADABLE, ring
 
 CONDITIONS = ("none", "old", "new", "rotated", "string")
 ROUNDS = 12
 """The most rounds that are left to go at the end, if everything that time brings has been brought."""
 
 
-class Machine(Rules):
+class Machine(Races):
     """Applications, old ones, workers, operators, time and faults, in any order."""
 
     @initialize(
@@ -40,7 +40,7 @@ class Machine(Rules):
                     self.need_space(number % 2)
                 self.create(number, number % 2, True, False, None)
                 if condition == "rotated":
-                    self.read_a_row(len(self.sources(there=True)) - 1)
+                    self.read_a_row(SOURCES[number])
                     self.rotate(number, None, False, None)
 
     def teardown(self) -> None:

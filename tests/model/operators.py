@@ -71,8 +71,8 @@ class Operators(Base):
 
         def work() -> Any:
             if not wrap:
-                found = [one for one in operations.unsettled(ALIAS) if one.source_id == source]
-                return operations.acknowledge(ALIAS, found, by="somebody")
+                waiting = [one for one in operations.unsettled(ALIAS) if one.source_id == source]
+                return operations.acknowledge(ALIAS, waiting, by="somebody")
             (found,) = [one for part in in_clear.read(ALIAS, [source]) for one in part]
             return in_clear.wrap(ALIAS, found, "wrapped")
 

@@ -118,25 +118,28 @@ class Rules(Applications, Operators, Reencryptions, Time):
 
     def old_application(self, kind: int, one: int, two: int, flag: bool, _: Fault | None) -> None:
         """An application writes that knows nothing of all this."""
-        gone = self.sources(there=False)
-        rows = bool(self.book.rows)
-        refs = any(row.ref for row in self.book.rows.values())
+        there, gone = self.sources(there=True), self.sources(there=False)
+        refs = [source for source in there if self.book.rows[source].ref]
+        some = self.some(one) if there else SOURCES[0]
+        with_ref = pick(refs or [SOURCES[0]], one)
         shape = pick(SHAPES, two)
+        rows = bool(there)
         self._act(
             kind,
             Act("save a row", 4, bool(self.copies), lambda: self.save_a_row(one, flag or two % 3 > 0)),
-            Act("read a row", 3, rows, lambda: self.read_a_row(one)),
-            Act("write in clear", 3, rows, lambda: self.write_in_clear(one, shape)),
-            Act(
-                "add an old source", 3, bool(gone), lambda: self.add_old(SOURCES.index(pick(gone, one)), two % 2, shape)
-            ),
-            Act("write back", 1, refs, lambda: self.write_back(one)),
-            Act("name none", 1, refs, lambda: self.name_none(one)),
-            Act("drop", 1, rows, lambda: self.drop(one)),
-            Act("mark as leaving", 1, rows, lambda: self.mark_as_leaving(one)),
+            Act("read a row", 3, rows, lambda: self.read_a_row(some)),
+            Act("write in clear", 3, rows, lambda: self.write_in_clear(some, shape)),
+            Act("add an old source", 3, bool(gone), lambda: self._add_old(one, two)),
+            Act("write back", 1, bool(refs), lambda: self.write_back(with_ref)),
+            Act("name none", 1, bool(refs), lambda: self.name_none(with_ref)),
+            Act("drop", 1, rows, lambda: self.drop(some)),
+            Act("mark as leaving", 1, rows, lambda: self.mark_as_leaving(some)),
             Act("name a reservation", 2, bool(self.reserved()), lambda: self.name_a_reservation(one, flag)),
             Act("lose all", 1, rows and kind % 5 == 0, self.lose_all),
         )
+
+    def _add_old(self, one: int, two: int) -> None:
+        self.add_old(SOURCES.index(pick(self.sources(there=False), one)), two % 2, pick(SHAPES, two))
 
     def backfill(self, kind: int, one: int, two: int, flag: bool, fault: Fault | None) -> None:
         """A worker of the backfill makes one step, or some."""
@@ -144,7 +147,7 @@ class Rules(Applications, Operators, Reencryptions, Time):
         worker = self.backfills[number]
         self._act(
             kind,
-            Act("move", 14, True, lambda: self._move(number, limit, 1 + two % 4, fault)),
+            Act("move", 14, True, lambda: self._move(number, limit, 1 + two % 2, fault)),
             Act("restart", 30, self.is_closed(worker.new_first), lambda: self.start_backfill_anew(number)),
             Act("settle early", 1, self._has(TAKEN), lambda: self.settle_early(one, fault)),
             Act("settle in halves", 1, self._has(ANSWERED), lambda: self.settle(one, True, fault)),
@@ -189,7 +192,7 @@ class Rules(Applications, Operators, Reencryptions, Time):
         worker = self.cleanups[number]
         self._act(
             kind,
-            Act("erase", 14, True, lambda: self._erase(number, limit, 1 + two % 4, flag, fault)),
+            Act("erase", 14, True, lambda: self._erase(number, limit, 1 + two % 2, flag, fault)),
             Act("restart", 30, self.is_closed(worker.new_first), lambda: self.start_cleanup_anew(number)),
             Act("settle early", 1, self._erasing(TAKEN), lambda: self.settle_erasure(one, False, fault)),
             Act("settle in halves", 1, self._erasing(ANSWERED), lambda: self.settle_erasure(one, True, fault)),
@@ -232,7 +235,7 @@ class Rules(Applications, Operators, Reencryptions, Time):
             kind,
             Act("sweep", 6, True, lambda: self._sweep(number, limit, 1 + two % 6, fault)),
             Act("repair", 4, broken, lambda: self.repair(number, two, fault)),
-            Act("patrol", 2, True, lambda: self._patrol(number, limit, 1 + two % 4, fault)),
+            Act("patrol", 2, True, lambda: self._patrol(number, limit, 1 + two % 2, fault)),
             Act("purge", 1, final, lambda: self._purge(number, fault)),
         )
 

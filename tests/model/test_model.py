@@ -57,7 +57,7 @@ def machine(
         Machine.world, Machine.history = world, history
         yield Machine
         world.close()
-        if "KFS_EXAMPLES" in os.environ:
+        if "KFS_EXAMPLES" in os.environ:  # a long run tells how far it got
             sys.stderr.write("\n" + "\n".join(f"{what}: {count}" for what, count in sorted(Machine.reached.items())))
     logging.disable(logging.NOTSET)
     del connections.databases[ALIAS]

@@ -175,9 +175,10 @@ class World:
 
     def reconnect(self) -> None:
         """Let the next process have a new connection."""
-        if ALIAS in getattr(connections._connections, "__dict__", {}) or hasattr(connections._connections, ALIAS):
-            connections[ALIAS].close()
-            del connections[ALIAS]
+        for connection in connections.all(initialized_only=True):
+            if connection.alias == ALIAS:
+                connection.close()
+                del connections[ALIAS]
 
     # Past the package.
 

@@ -29,17 +29,18 @@ class DatabaseWrapper(base.DatabaseWrapper):
         super().connect()
 
     def _commit(self) -> None:
+        commit = super()._commit  # type: ignore[misc]
         match FAULTS.at_commit():
             case "commit refused":
                 terminate(self)
             case "killed before commit":
                 FAULTS.kill(self)
             case "killed after commit":
-                super()._commit()
+                commit()
                 FAULTS.kill(self)
             case "commit unanswered":
-                super()._commit()
+                commit()
                 terminate(self)
                 with self.wrap_database_errors:
                     self.connection.execute("SELECT")
-        super()._commit()
+        commit()
