@@ -28,9 +28,11 @@ LIMITS = (1, 2, 10)
 PAGES = (100, 3, 1)
 SHAPES = ("object", "object", "string", None)
 GROUPS = {
-    "cleanup": 22,
-    "backfill": 20,
-    "rounds": 12,
+    "backfill_race": 14,
+    "cleanup_race": 14,
+    "cleanup": 12,
+    "backfill": 12,
+    "rounds": 10,
     "old_application": 16,
     "application": 16,
     "operator": 8,
