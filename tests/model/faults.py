@@ -171,20 +171,16 @@ def _refused(_: Any) -> SecretStoreError:
     return SecretStoreError("made up")
 
 
-def _unavailable(_: Any) -> NoReturn:
-    raise StoreUnavailable("made up")
-
-
 class FaultyStorage(DurableFileStorage):
     """The real storage of files, and the ordered faults."""
 
     def create_many(self, files: Any, **options: Any) -> Any:
-        """Create, as ordered. A storage has no way to refuse one file of several."""
+        """Create, as ordered."""
 
-        def create(some: Any, *, at_all_costs: bool = False) -> list[bool]:
+        def create(some: Any, *, at_all_costs: bool = False) -> list[bool | SecretStoreError]:
             return super(FaultyStorage, self).create_many(some, **({} if at_all_costs else options))
 
-        return FAULTS.write(files, create, _unavailable)
+        return FAULTS.write(files, create, _refused)
 
     def replace_many(self, files: Any, **options: Any) -> Any:
         """Replace, as ordered."""

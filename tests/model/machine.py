@@ -60,19 +60,23 @@ class Machine(Races):
                 self.book.rows[source] = replace(row, leaving=False)
         self.step(lambda: resume_workers(ALIAS))
         self.paused = False
-        failed = [(job, None) for job, row in self.seen.jobs.items() if row.state == "failed"]
-        self.step(lambda: operations.retry_failed_jobs(ALIAS, failed), new_first=new_first)
         self.ending = True
         self.backfills, self.cleanups = [self.new_backfill()], [self.new_cleanup()]
         (backfill,), (cleanup,) = self.backfills, self.cleanups
         rounds = 0
-        while self._move_all(backfill) | self._clean_up(cleanup):
+        while self._retry_failed(new_first=new_first) | self._move_all(backfill) | self._clean_up(cleanup):
             rounds += 1
             assert rounds < ROUNDS, "it comes to no end"
         self.ending = False
         with self.past():
             pass
         self._check_end()
+
+    def _retry_failed(self, *, new_first: bool) -> bool:
+        """Queue what has failed again: before, or now that the last worker which was lost is noticed."""
+        failed = [(job, None) for job, row in self.seen.jobs.items() if row.state == "failed"]
+        self.step(lambda: operations.retry_failed_jobs(ALIAS, failed), new_first=new_first)
+        return bool(failed)
 
     def _move_all(self, worker: Worker) -> bool:
         steps, any_moved = worker.steps, False
