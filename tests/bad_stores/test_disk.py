@@ -138,13 +138,12 @@ def test_a_reencryption_waits_for_room(disk: Disk, scene: Scene) -> None:
     scene.check_values(stage.values)
 
 
-@pytest.mark.parametrize("at_once", [1, 20])
-def test_a_cleanup_makes_room(disk: Disk, scene: Scene, at_once: int) -> None:
+def test_a_cleanup_makes_room(disk: Disk, scene: Scene) -> None:
     """Not even the epoch can be written that begins before an erasure: the first object of the batch goes before it."""
     stage = Stage(scene, SOURCES)
     stage.orphans()
     disk.fill()
-    worker = scene.start_cleanup(BATCH_SIZE=at_once)
+    worker = scene.start_cleanup()
     assert worker.wait() == CLEAN, worker.printed
     assert FULL not in worker.printed
     # That one was there too, and is not noted as one that somebody else had erased.
@@ -254,8 +253,15 @@ def test_a_read_only_store_is_still_read(disk: Disk, scene: Scene) -> None:
 # Gone: the volume is not mounted any more, and then it is again.
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("left", ["nothing", "an empty directory"])
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [
+        ("backfill", "nothing"),
+        ("backfill", "an empty directory"),
+        ("cleanup", "an empty directory"),
+        ("reencryption", "an empty directory"),
+    ],
+)
 def test_it_vanishes_and_comes_back(scene: Scene, disk: Disk, kind: str, left: str) -> None:
     """Nothing is made, put, erased or taken for gone in its place."""
     work = Work(scene, kind)

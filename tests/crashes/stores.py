@@ -21,6 +21,7 @@ BEFORE_CHECK = "before-check"
 IN_PUT = "in-put"
 """The check is past, whatever happens now: what waits here becomes visible, however late."""
 AFTER_PUT = "after-put"
+"""All is durable, and was read back."""
 
 BEFORE_DELETE = "before-delete"
 IN_DELETE = "in-delete"
@@ -57,8 +58,14 @@ class GatedStore(EncryptedStore):
             os.kill(os.getpid(), signal.SIGKILL)
         self.at(BEFORE_PUT)
         gate_after = min(VISIBLE_AT_GATE + 1, len(entries))
-        outcomes = super()._put_many(entries, deadline=GatedDeadline(deadline, self.at, gate_after))
-        self.at(AFTER_PUT)
+        return super()._put_many(entries, deadline=GatedDeadline(deadline, self.at, gate_after))
+
+    def _read_back(
+        self, entries: Sequence[Entry], receipts: Sequence[Receipt], *, deadline: Deadline
+    ) -> Outcomes[Receipt]:
+        outcomes = super()._read_back(entries, receipts, deadline=deadline)
+        if not any(isinstance(receipt, Resealed) for receipt in receipts):
+            self.at(AFTER_PUT)
         return outcomes
 
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:

@@ -153,7 +153,6 @@ def test_a_failing_system_call_is_a_store_error_and_no_success(location: Path, i
 ONE_BAD = {
     "sync of a new file": ([], "put_six", "fsync", "write"),
     "look at a name": ([], "put_six", "newfstatat", "write"),
-    "link of a new file": ([], "put_six", "linkat", "write"),
     "sync of what is there already": (["put_six"], "put_six", "fsync", "sync"),
     "sync of a replacement": (["put_six"], "replace_six", "fsync", "replace"),
 }
@@ -181,7 +180,8 @@ def test_one_bad_file_is_the_outcome_of_its_object_and_the_others_are_durable(lo
         files = [call for call in done.named("fsync") if not re.search(r"(secrets|objects|v1)>", call.arguments)]
         assert [call.result for call in files].count(-1) == 1
         assert len(files) == 7  # six, and the one by which the file system is tried
-    assert trace(location, action)[0] == [f"{action} done"]
+    if not before:
+        assert trace(location, action)[0] == [f"{action} done"]
 
 
 def test_a_directory_that_cannot_be_synced_is_the_outcome_of_the_whole_batch(location: Path) -> None:
@@ -189,4 +189,3 @@ def test_a_directory_that_cannot_be_synced_is_the_outcome_of_the_whole_batch(loc
     assert output == [
         "put_six StoreUnavailable: the file system of the secrets does not work now (Input/output error, EIO)"
     ]
-    assert trace(location, "put_six")[0] == ["put_six done"]

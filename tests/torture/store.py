@@ -23,6 +23,7 @@ from tests.crashes.stores import (
     GatedDeadline,
 )
 
+AFTER_READ_BACK = "after-read-back"
 BEFORE_PROBE = "before-probe"
 AFTER_PROBE = "after-probe"
 
@@ -57,6 +58,13 @@ class TorturedStore(EncryptedStore):
         self.at(BEFORE_PUT)
         outcomes = super()._put_many(entries, deadline=self._watched(deadline, len(entries)))
         self.at(AFTER_PUT)
+        return outcomes
+
+    def _read_back(
+        self, entries: Sequence[Entry], receipts: Sequence[Receipt], *, deadline: Deadline
+    ) -> Outcomes[Receipt]:
+        outcomes = super()._read_back(entries, receipts, deadline=deadline)
+        self.at(AFTER_READ_BACK)
         return outcomes
 
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
