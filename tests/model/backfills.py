@@ -16,7 +16,7 @@ from tests.model.faults import Fault
 from tests.model.world import ALIAS
 
 LEASE = 3600.0
-TAKEN, STARTED, ANSWERED = "taken", "started", "answered"
+TAKEN, STARTED, ANSWERED, LOST = "taken", "started", "answered", "lost"
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Backfills(Base):
 
     def renew(self, number: int, fault: Fault | None) -> None:
         """Extend a lease, as if it were time for it."""
-        worker, held = self._one(number, TAKEN, STARTED, ANSWERED)
+        worker, held = self._one(number, TAKEN, STARTED, ANSWERED, LOST)
         believed = believes(held)
         if believed:
             held.batch.lease.confirmed(time.monotonic() - LEASE / 2)
@@ -153,10 +153,12 @@ class Backfills(Base):
             assert not outcome.done, "something was settled under a closed key"
         if outcome.done:
             worker.held.remove(held)
+        elif isinstance(outcome.error, (LeaseLost, KeyClosed)):
+            held.stage = LOST
 
     def release(self, number: int, fault: Fault | None) -> None:
         """Give back what will not be settled, or what is settled already."""
-        worker, held = self._one(number, TAKEN, STARTED, ANSWERED)
+        worker, held = self._one(number, TAKEN, STARTED, ANSWERED, LOST)
         outcome = self.backfill_step(worker, lambda: worker.steps.release(held.batch), fault)
         if held in worker.held and (outcome.done or outcome.error):
             worker.held.remove(held)

@@ -11,7 +11,7 @@ from typing import Any
 from kfs_credentials.cleanup import Cleanup
 from kfs_credentials.errors import KeyClosed, LeaseLost, SecretStoreError, StoreUnavailable, WorkersPaused
 from kfs_credentials.repairs import Repair
-from tests.model.backfills import ANSWERED, LEASE, STARTED, TAKEN, Held, Worker, believes, wait_for
+from tests.model.backfills import ANSWERED, LEASE, LOST, STARTED, TAKEN, Held, Worker, believes, wait_for
 from tests.model.base import Base, Outcome
 from tests.model.faults import Fault
 from tests.model.world import ALIAS
@@ -103,7 +103,7 @@ class Cleanups(Base):
 
     def renew_erasure(self, number: int, fault: Fault | None) -> None:
         """Extend a lease, as if it were time for it."""
-        worker, held = self._erasure(number, TAKEN, STARTED, ANSWERED)
+        worker, held = self._erasure(number, TAKEN, STARTED, ANSWERED, LOST)
         believed = believes(held)
         if believed:
             held.batch.lease.confirmed(time.monotonic() - LEASE / 2)
@@ -121,14 +121,23 @@ class Cleanups(Base):
             parts = [part for part in (items[:middle], items[middle:]) if part]
             return sum((worker.steps.settle(replace(held.batch, items=part)) for part in parts), Counter())
 
+        def then(_: Outcome) -> None:
+            found = {item.ref for item in items if item.result is True}
+            final = {ref for ref, row in self.seen.refs.items() if row.state == "deleted" and row.undated}
+            assert not found & final - before, "what was there when it was to be gone is confirmed to be gone"
+
+        before = {ref for ref, row in self.seen.refs.items() if row.state == "deleted" and row.undated}
         must = () if believes(held) else (LeaseLost,)
-        outcome = self.cleanup_step(worker, work, fault, must=must, tokens={held.batch.lease.token})
+        tokens = {held.batch.lease.token}
+        outcome = self.cleanup_step(worker, work, fault, must=must, tokens=tokens, then=then)
         if outcome.done:
             worker.held.remove(held)
+        elif isinstance(outcome.error, LeaseLost):
+            held.stage = LOST
 
     def release_erasure(self, number: int, fault: Fault | None) -> None:
         """Give back what will not be settled, or what is settled already."""
-        worker, held = self._erasure(number, TAKEN, STARTED, ANSWERED)
+        worker, held = self._erasure(number, TAKEN, STARTED, ANSWERED, LOST)
         outcome = self.cleanup_step(worker, lambda: worker.steps.release(held.batch), fault)
         if held in worker.held and (outcome.done or outcome.error):
             worker.held.remove(held)

@@ -185,6 +185,8 @@ def check_moves(before: Seen, now: Seen) -> None:
             assert ref not in before.named | live, f"{ref} is in use, and is being erased"
         if new.state in ("retired", "deleting", "deleted") and old.state in ("staged", "candidate", "active"):
             assert ref not in now.named, f"{ref} was retired, and a source names it"
+        if new.state == "deleted" and new.undated:
+            assert old.horizon_over, f"{ref} is final, and was erased only once"
         if new.state == "active":
             assert not old.claimed, f"{ref} was claimed for erasure, and is in use again"
             assert ref in now.named, f"{ref} is in use, and no source names it"

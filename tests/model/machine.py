@@ -46,7 +46,8 @@ class Machine(Races):
     def teardown(self) -> None:
         """Let all time pass and fresh workers do what is left: everything is final, and nothing is lost."""
         if not self.broken:
-            self._bring_to_an_end()
+            with self._careful():
+                self._bring_to_an_end()
 
     def _bring_to_an_end(self) -> None:
         new_first = self.closed == OLD_ID
@@ -64,7 +65,7 @@ class Machine(Races):
         self.backfills, self.cleanups = [self.new_backfill()], [self.new_cleanup()]
         (backfill,), (cleanup,) = self.backfills, self.cleanups
         rounds = 0
-        while self._retry_failed(new_first=new_first) | self._move_all(backfill) | self._clean_up(cleanup):
+        while self._retry() | self._move_all(backfill) | self._clean_up(cleanup):
             rounds += 1
             assert rounds < ROUNDS, "it comes to no end"
         self.ending = False
@@ -72,10 +73,10 @@ class Machine(Races):
             pass
         self._check_end()
 
-    def _retry_failed(self, *, new_first: bool) -> bool:
-        """Queue what has failed again: before, or now that the last worker which was lost is noticed."""
+    def _retry(self) -> bool:
         failed = [(job, None) for job, row in self.seen.jobs.items() if row.state == "failed"]
-        self.step(lambda: operations.retry_failed_jobs(ALIAS, failed), new_first=new_first)
+        if failed:
+            self.step(lambda: operations.retry_failed_jobs(ALIAS, failed), new_first=self.deployed)
         return bool(failed)
 
     def _move_all(self, worker: Worker) -> bool:

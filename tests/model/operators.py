@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kfs_credentials import in_clear, operations, ref_operations
+from kfs_credentials.crypto import Scope
 from kfs_credentials.errors import ImproperlyPrepared, KeyClosed, LeaseLost
 from kfs_credentials.in_clear import Settled
 from kfs_credentials.pause import pause_workers, resume_workers
@@ -18,7 +20,7 @@ from tests.model.backfills import ANSWERED, LEASE, STARTED, TAKEN, Backfills, wa
 from tests.model.base import Base, Outcome, pick
 from tests.model.cleanups import Cleanups
 from tests.model.faults import FAULTS, Fault
-from tests.model.world import ALIAS
+from tests.model.world import ALIAS, TENANT, ring
 
 
 class Operators(Base):
@@ -35,53 +37,57 @@ class Operators(Base):
     def settle_conflict(self, number: int, keep: str, new_first: bool, fault: Fault | None) -> None:
         """Decide about a source that has both a ref and credentials in clear."""
         source = pick([one for one, row in sorted(self.book.rows.items()) if row.ref and row.shape], number)
-        row = self.book.rows[source]
-
-        def work() -> Any:
-            (found,) = [one for part in in_clear.read(ALIAS, [source]) for one in part]
-            if keep == "same":
-                both = [one for one, verdict in in_clear.compared(ALIAS, [source]) if verdict is in_clear.Verdict.SAME]
-                return Settled.DONE if in_clear.scrub_same(ALIAS, both) else Settled.CHANGED
-            if keep == "plaintext" and found.shape == "object":
-                return in_clear.keep_plaintext(ALIAS, found)
-            return in_clear.keep_ref(ALIAS, found)
-
-        def then(outcome: Outcome) -> None:
-            now = self.seen.rows[source]
-            if not (outcome.killed or outcome.faulty or outcome.value is Settled.DONE):
-                return
-            if keep == "plaintext" and row.shape == "object":
-                if now.ref != row.ref:
-                    assert now.ref not in self.book.value_of
-                    self.book.point(source, replace(row, ref=now.ref, shape=None, clear=None), row.clear, self.seen)
-            elif now == replace(row, shape=None, clear=None):
-                assert row.ref is not None
-                assert row.ref not in self.book.dangling, "the ref is not in use"
-                assert keep != "same" or row.clear == self.book.value_of[row.ref], "it was not the same"
-                self.book.rows[source] = now
-
-        may = (KeyClosed,) if self.is_closed(new_first) else ()
-        self.step(work, new_first=new_first, fault=fault, may=may, then=then)
+        self.decide(source, keep, new_first, fault)
 
     def settle_unsupported(self, number: int, wrap: bool, new_first: bool, fault: Fault | None) -> None:
         """Move credentials of another shape as the value of a key, or leave them where they are."""
         there = [one for one, row in sorted(self.book.rows.items()) if row.shape == "string" and not row.ref]
-        source = pick(there, number)
-        row = self.book.rows[source]
+        self.decide(pick(there, number), "wrapped" if wrap else "as it is", new_first, fault)
+
+    def decide(
+        self,
+        source: uuid.UUID,
+        keep: str,
+        new_first: bool,
+        fault: Fault | None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Look at what lies in clear, and decide about it: what was changed `meanwhile` stays as it is."""
+        looked_at = self.book.rows[source]
+        with ring(new_first):
+            (found,) = [one for part in in_clear.read(ALIAS, [source]) for one in part]
+            compared = list(in_clear.compared(ALIAS, [source]))
+        meanwhile()
+        row = self.book.rows.get(source)
+        is_same = row is not None and replace(looked_at, other=row.other, leaving=row.leaving) == row
+        moves = (keep == "plaintext" and looked_at.shape == "object") or keep == "wrapped"
 
         def work() -> Any:
-            if not wrap:
+            if keep == "as it is":
                 waiting = [one for one in operations.unsettled(ALIAS) if one.source_id == source]
                 return operations.acknowledge(ALIAS, waiting, by="somebody")
-            (found,) = [one for part in in_clear.read(ALIAS, [source]) for one in part]
-            return in_clear.wrap(ALIAS, found, "wrapped")
+            if keep == "same":
+                both = [one for one, verdict in compared if verdict is in_clear.Verdict.SAME]
+                return Settled.DONE if in_clear.scrub_same(ALIAS, both) else Settled.CHANGED
+            if keep == "wrapped":
+                return in_clear.wrap(ALIAS, found, "wrapped")
+            return in_clear.keep_plaintext(ALIAS, found) if moves else in_clear.keep_ref(ALIAS, found)
 
         def then(outcome: Outcome) -> None:
+            if not is_same:
+                assert outcome.value is not Settled.DONE, "it is not what was looked at"
+                return
             now = self.seen.rows[source]
-            if outcome.value is Settled.DONE or (outcome.killed and now.ref is not None):
-                assert now.ref is not None
-                assert now.ref not in self.book.value_of
-                self.book.point(source, replace(row, ref=now.ref, shape=None, clear=None), row.clear, self.seen)
+            bare = replace(row or looked_at, shape=None, clear=None)
+            if moves and now == replace(bare, ref=now.ref) and now.ref not in (None, bare.ref):
+                assert now.ref not in self.book.value_of, "an old ref is in use again"
+                self.book.point(source, now, looked_at.clear, self.seen)
+            elif not moves and keep != "as it is" and now == bare:
+                assert bare.ref not in (None, *self.book.dangling), "the ref is not in use"
+                assert keep != "same" or looked_at.clear == self.book.value_of[bare.ref or ""], "it was not the same"
+                self.book.rows[source] = now
+            else:
+                assert outcome.value is not Settled.DONE
 
         may = (KeyClosed,) if self.is_closed(new_first) else ()
         self.step(work, new_first=new_first, fault=fault, may=may, then=then)
@@ -174,6 +180,19 @@ class Time(Cleanups, Backfills):
         """Let the store carry out what its caller has given up."""
         with self.past():
             self.carry_out(number)
+
+    def write_late(self, number: int) -> None:
+        """Let a writer that was frozen since before an erasure write what was erased."""
+        ref = pick(self.erased(), number)
+        row = self.seen.refs[ref]
+        with self.past(), ring(self.closed == OLD_ID):
+            value = {"token": self.book.value_of.get(ref, "late")}
+            self.world.store.put(Scope(TENANT, row.space, row.source), ref, value)
+            self.book.late[self.world.name(ref)] = self.book.moment
+
+    def erased(self) -> list[str]:
+        """Return the refs whose objects are erased."""
+        return sorted(ref for ref, row in self.seen.refs.items() if row.state == "deleted" and not self.world.has(ref))
 
     def carry_out(self, number: int) -> None:
         """Do it."""

@@ -77,6 +77,23 @@ class Races(Rules):
         if worker in self.cleanups and not self.is_closed(worker.new_first):
             self._erase(number, 10, 3, flag, None)
 
+    def operator_race(self, kind: int, one: int, two: int, flag: bool, fault: Fault | None) -> None:
+        """A person has looked at what lies in clear, and decides when something has happened to it."""
+        with_ref = [source for source, row in sorted(self.book.rows.items()) if row.ref and not row.leaving]
+        if not with_ref:
+            return
+        source = pick(with_ref, one)
+        if not self.book.rows[source].shape:
+            self.write_in_clear(source, "string" if two == 11 else "object")
+        keep = ("plaintext", "ref", "same")[two % 3]
+        if keep == "same":
+            self.write_back(source)
+
+        def meanwhile() -> None:
+            self._interfere(kind, source, one % 2, flag, self.backfills, None)
+
+        self.decide(source, keep, self._ring(1), fault, meanwhile)
+
     def _interfere(
         self, kind: int, source: uuid.UUID, other: int, flag: bool, workers: object, fault: Fault | None
     ) -> None:
@@ -86,10 +103,11 @@ class Races(Rules):
 
         def overtake() -> None:
             self.lose_leases(1 - other if is_backfill else 3 - other, flag)
+            times = kind // 17 % 5
             if is_backfill:
-                self._move(other, 10, 4, fault)
+                self._move(other, 10, times, fault)
             else:
-                self._erase(other, 10, 4, flag, fault)
+                self._erase(other, 10, times, flag, fault)
 
         def begin_a_run() -> None:
             self._begin_run(False, fault)
@@ -134,6 +152,8 @@ class Races(Rules):
     def _late(self) -> None:
         if FAULTS.late:
             self.act_late(0)
+        elif self.erased():
+            self.write_late(0)
 
     def repair_named(self, source: uuid.UUID, worker: int, fault: Fault | None) -> None:
         """Look after a source, if it needs that."""

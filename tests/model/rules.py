@@ -16,7 +16,7 @@ from hypothesis.stateful import initialize, rule
 
 from tests.keys import OLD_ID
 from tests.model.applications import Applications
-from tests.model.backfills import ANSWERED, STARTED, TAKEN, Worker
+from tests.model.backfills import ANSWERED, LOST, STARTED, TAKEN, Worker
 from tests.model.base import pick
 from tests.model.cleanups import Cleaner, Going
 from tests.model.faults import FAULT, FAULTS, Fault
@@ -30,6 +30,7 @@ SHAPES = ("object", "object", "string", None)
 GROUPS = {
     "backfill_race": 14,
     "cleanup_race": 14,
+    "operator_race": 4,
     "cleanup": 12,
     "backfill": 12,
     "rounds": 10,
@@ -154,7 +155,7 @@ class Rules(Applications, Operators, Reencryptions, Time):
             Act("settle early", 1, self._has(TAKEN), lambda: self.settle_early(one, fault)),
             Act("settle in halves", 1, self._has(ANSWERED), lambda: self.settle(one, True, fault)),
             Act("renew", 1, bool(worker.held), lambda: self.renew(one, fault)),
-            Act("release", 1, self._has(TAKEN, STARTED, ANSWERED), lambda: self.release(one, fault)),
+            Act("release", 1, bool(worker.held), lambda: self.release(one, fault)),
             Act("discover", 1, True, lambda: self.discover(number, limit, fault)),
             Act("claim", 2, True, lambda: self.claim_jobs(number, limit, fault)),
             Act("die", 1, bool(worker.held), lambda: self.start_backfill_anew(number)),
@@ -164,7 +165,9 @@ class Rules(Applications, Operators, Reencryptions, Time):
         """Make so many steps as the worker's loop makes them; the fault comes with the last."""
         for left in reversed(range(times)):
             worker, now = self.backfills[number], None if left else fault
-            if worker.at(ANSWERED):
+            if worker.at(LOST):
+                self.release(self._index(self.backfills, worker, TAKEN, STARTED, ANSWERED, LOST), now)
+            elif worker.at(ANSWERED):
                 self.settle(self._index(self.backfills, worker, ANSWERED), False, now)
             elif worker.at(STARTED):
                 self.finish_putting(self._index(self.backfills, worker, STARTED), now)
@@ -183,9 +186,9 @@ class Rules(Applications, Operators, Reencryptions, Time):
         legacy = [one for one, row in self.book.rows.items() if row.shape == "object" and row.ref is None]
         return any(source not in busy for source in legacy)
 
-    def _index(self, workers: Sequence[Worker], worker: Worker, stage: str) -> int:
-        """Return the number of a worker's oldest batch at a stage, among all of them."""
-        there = [one for one in workers for held in one.held if held.stage == stage]
+    def _index(self, workers: Sequence[Worker], worker: Worker, *stages: str) -> int:
+        """Return the number of a worker's oldest batch at one of these stages, among all of them."""
+        there = [one for one in workers for held in one.held if held.stage in stages]
         return there.index(worker)
 
     def cleanup(self, kind: int, one: int, two: int, flag: bool, fault: Fault | None) -> None:
@@ -200,7 +203,7 @@ class Rules(Applications, Operators, Reencryptions, Time):
             Act("settle in halves", 1, self._erasing(ANSWERED), lambda: self.settle_erasure(one, True, fault)),
             Act("reconcile", 2, True, lambda: self.reconcile(number, limit, fault)),
             Act("renew", 1, bool(worker.held), lambda: self.renew_erasure(one, fault)),
-            Act("release", 1, self._erasing(TAKEN, STARTED, ANSWERED), lambda: self.release_erasure(one, fault)),
+            Act("release", 1, bool(worker.held), lambda: self.release_erasure(one, fault)),
             Act("claim for erasure", 2, True, lambda: self.claim_refs(number, limit, fault)),
             Act("die", 1, bool(worker.held), lambda: self.start_cleanup_anew(number)),
         )
@@ -209,7 +212,9 @@ class Rules(Applications, Operators, Reencryptions, Time):
         """Make so many steps as the worker's loop makes them; `waits`: until something is due."""
         for left in reversed(range(times)):
             worker, now, refs = self.cleanups[number], None if left else fault, self.seen.refs.values()
-            if worker.at(ANSWERED):
+            if worker.at(LOST):
+                self.release_erasure(self._index(self.cleanups, worker, TAKEN, STARTED, ANSWERED, LOST), now)
+            elif worker.at(ANSWERED):
                 self.settle_erasure(self._index(self.cleanups, worker, ANSWERED), False, now)
             elif worker.at(STARTED):
                 self.finish_erasing(self._index(self.cleanups, worker, STARTED))
@@ -217,6 +222,8 @@ class Rules(Applications, Operators, Reencryptions, Time):
                 self.start_to_erase(self._index(self.cleanups, worker, TAKEN), now)
             elif any((row.due and row.state != "deleting") or row.expired for row in refs):
                 self.claim_refs(number, limit, now)
+            elif waits and limit == 1 and any(not row.undated for row in refs if row.state == "deleted"):
+                self.pass_horizon()
             elif waits and any(not row.undated for row in refs if row.state == "retired"):
                 self.pass_grace(None)
             elif waits and any(not row.undated for row in refs if row.state == "deleted"):
@@ -276,6 +283,7 @@ class Rules(Applications, Operators, Reencryptions, Time):
         self._act(
             kind,
             Act("act late", 6, bool(FAULTS.late), lambda: self.act_late(one)),
+            Act("write late", 3, bool(self.erased()), lambda: self.write_late(one)),
             Act("lose leases", 2, True, lambda: self.lose_leases(one, flag)),
             Act("lose all leases", 1, True, self.lose_all_leases),
             Act("pass grace", 2, True, lambda: self.pass_grace(pick((*SOURCES, None), one))),

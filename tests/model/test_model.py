@@ -25,8 +25,8 @@ from tests.model.world import ALIAS, World
 from tests.move_history import noted
 
 LONG = "KFS_EXAMPLES" in os.environ
-EXAMPLES = int(os.environ.get("KFS_EXAMPLES", "25"))
-STEPS = int(os.environ.get("KFS_STEPS", "40"))
+EXAMPLES = int(os.environ.get("KFS_EXAMPLES", "12"))
+STEPS = int(os.environ.get("KFS_STEPS", "30"))
 
 
 @pytest.fixture

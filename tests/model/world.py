@@ -57,7 +57,7 @@ SELECT ledger.credential_ref, ledger.id, ledger.source_id, ledger.knowledge_spac
   ledger.recover_after <= now(), ledger.worker_id, ledger.lease_token,
   COALESCE(ledger.lease_expires_at <= now(), FALSE),
   ledger.row_version, object.first_claimed_at IS NOT NULL OR ledger.delete_attempts > 0, object.attention,
-  object.abandoned_at IS NOT NULL
+  object.abandoned_at IS NOT NULL, COALESCE(object.first_erased_at <= now() - interval '900 seconds', FALSE)
 FROM source_secret_lifecycle_refs ledger
 LEFT JOIN kfs_credentials_secret_object object USING (credential_ref)
 """
@@ -111,6 +111,8 @@ class Ref(NamedTuple):
     """For erasure, at any time."""
     attention: str | None
     abandoned: bool
+    horizon_over: bool
+    """Since the first erasure."""
 
 
 class Job(NamedTuple):
