@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import random
 import sys
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"seed {seed}", flush=True)  # noqa: T201 - the command's output
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
+    logging.disable(logging.CRITICAL)  # what the judge comes across is told by its verdict
     with _torture() as torture:
         return _run(torture, options.seconds, options.kills)
 
