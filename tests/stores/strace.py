@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[2]
-CALLS = "openat,mkdir,write,fsync,linkat,newfstatat,unlinkat"
+CALLS = "openat,mkdir,write,fsync,linkat,unlinkat"
+LOOKS = "newfstatat"
+"""Traced where they are asked for: an interpreter that starts makes thousands of them."""
 
 _LINE = re.compile(r"(?P<thread>\d+) +(?P<rest>.*)")
 _WHOLE = re.compile(r"(?P<name>\w+)\((?P<arguments>.*)\) += (?P<result>-?\d+).*")
@@ -50,15 +52,27 @@ def require_strace() -> str:
 
 
 def trace(
-    location: Path, *actions: str, inject: str = "", only: Path | None = None
+    location: Path, *actions: str, inject: str = "", only: Path | None = None, looks: bool = False
 ) -> tuple[list[str], list[SystemCall]]:
     """Run `tests.stores.traced` on a directory; return its lines of output, and its calls below that directory.
 
     Among the calls are its writes to the standard output: each says that an action has returned. `inject`, as in
     strace's option of that name, makes system calls fail; `only`: those on this path, or through a handle of it.
+    `looks`: with the calls that look a name up.
     """
     log = location.with_name("strace.log")
-    command = [require_strace(), "-f", "-y", "-qq", "-s", "256", "-e", f"trace={CALLS}", "-o", str(log)]
+    command = [
+        require_strace(),
+        "-f",
+        "-y",
+        "-qq",
+        "-s",
+        "256",
+        "-e",
+        f"trace={CALLS},{LOOKS}" if looks else f"trace={CALLS}",
+        "-o",
+        str(log),
+    ]
     if inject:
         command += ["-e", f"inject={inject}"]
     if only is not None:

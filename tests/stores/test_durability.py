@@ -105,7 +105,7 @@ def test_the_same_again_writes_nothing_and_makes_durable_what_is_there(location:
 
 
 def test_a_deletion_is_synced_before_the_return(location: Path) -> None:
-    _, calls = trace(location, "put_one", "delete", "delete")
+    _, calls = trace(location, "put_one", "delete", "delete", looks=True)
     _, deleted, absent = by_action(calls)
 
     assert [call.result for call in deleted.named("unlinkat") if '.enc", 0' in call.arguments] == [0, -1]
@@ -166,9 +166,8 @@ def test_one_bad_file_is_the_outcome_of_its_object_and_the_others_are_durable(lo
     objects = location / "objects" / "v1"
     objects.mkdir(parents=True, exist_ok=True)
 
-    output, calls = trace(
-        location, action, inject=f"{call}:error=EIO:when=5", only=None if call == "fsync" else objects
-    )
+    only = None if call == "fsync" else objects
+    output, calls = trace(location, action, inject=f"{call}:error=EIO:when=5", only=only, looks=call == "newfstatat")
 
     reason = f"the file system does not {verb} this object (Input/output error, EIO)"
     assert output == [f"{action} all but 1, SecretStoreError: {reason}"]
