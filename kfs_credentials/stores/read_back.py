@@ -143,14 +143,18 @@ def erase(
     works: Callable[..., bool],
     deadline: Deadline,
 ) -> Outcomes[bool]:
-    """Erase each, and look whether it is gone. `items`: addresses, or names."""
+    """Erase each, and look whether it is gone. `items`: addresses, or names.
+
+    Whether it was there is looked at before, too: a store that always says so would give its ref one horizon after the
+    other. What is written in between is erased with it, and a patrol finds what comes later.
+    """
+    was_there = remain(items, deadline=deadline)
     outcomes = delete_many(items, deadline=deadline)
     said = [place for place, outcome in enumerate(outcomes) if isinstance(outcome, bool)]
     if said:
         remaining = remain([items[place] for place in said], deadline=deadline)
         for place, is_there in zip(said, remaining, strict=True):
-            if is_there:
-                outcomes[place] = NotAsSaid(NOT_ERASED)
+            outcomes[place] = NotAsSaid(NOT_ERASED) if is_there else was_there[place]
         _doubt(outcomes, said, "erased", works, deadline)
     return outcomes
 

@@ -129,7 +129,9 @@ class LyingStorage(DurableFileStorage):
                 self._keep(name)
         real = [name for name, lie in zip(names, told, strict=True) if not lie.startswith("kept")]
         answers = iter(super().remove_many(real, **self._options(options)))
-        return [lie == "kept" if lie.startswith("kept") else next(answers) for lie in told]
+        said = {"kept": True, "kept, absent": False}
+        outcomes = [said[lie] if lie in said else next(answers) for lie in told]
+        return [True if lie == "was there" else outcome for lie, outcome in zip(told, outcomes, strict=True)]
 
     def names(self, directory: str) -> Iterator[str]:
         for path in self.kept.glob("*.enc"):

@@ -229,9 +229,11 @@ class Stuck(DurableFileStorage):
 
     def __init__(self, location: str) -> None:
         super().__init__(location)
+        self.hangs = threading.Semaphore(0)
         self.go_on = threading.Semaphore(0)
 
     def remove_many(self, names: Any, **options: Any) -> Any:
+        self.hangs.release()
         self.go_on.acquire()
         return super().remove_many(names, **options)
 
@@ -243,12 +245,20 @@ def stuck(secrets_directory: Path) -> Iterator[Stuck]:
     storage.go_on.release(1000)
 
 
+def start(store: EncryptedStore, ref: str) -> Call[Any]:
+    """Start an erasure, and wait until it hangs."""
+    call = store.start_delete_many([Address(SCOPE, ref)])
+    assert isinstance(store.storage, Stuck)
+    assert store.storage.hangs.acquire(timeout=60)
+    return call
+
+
 def test_no_more_calls_are_begun_than_a_process_can_bear(stuck: Stuck, kfs_settings: Callable[..., None]) -> None:
     """Those that hang are counted, not those that are waited for; each that is over makes room for another."""
     kfs_settings(STORE_TIMEOUT=60)
     store, addresses = EncryptedStore(stuck), [Address(SCOPE, new_ref())]
     others = threading.active_count()
-    calls = [store.start_delete_many(addresses) for _ in range(MOST_HANGING + 2)]
+    calls = [start(store, addresses[0].ref) for _ in range(MOST_HANGING + 2)]
     assert threading.active_count() == others + len(calls)  # time is not up: somebody waits for each of them
 
     for call in calls[2:]:
@@ -279,15 +289,15 @@ def test_no_more_calls_are_begun_than_a_process_can_bear(stuck: Stuck, kfs_setti
 
 def test_one_that_is_over_makes_room_for_one(stuck: Stuck, kfs_settings: Callable[..., None]) -> None:
     kfs_settings(STORE_TIMEOUT=60)
-    store, addresses = EncryptedStore(stuck), [Address(SCOPE, new_ref())]
-    calls = [store.start_delete_many(addresses) for _ in range(MOST_HANGING)]
+    store, ref = EncryptedStore(stuck), new_ref()
+    calls = [start(store, ref) for _ in range(MOST_HANGING)]
     for call in calls:
         call.deadline.at -= 120
     assert said(store.delete, SCOPE, new_ref())[0] == "StoreUnavailable"
     stuck.go_on.release()
     while all(call.thread.is_alive() for call in calls):
         calls[0].thread.join(0.01)
-    more = store.start_delete_many(addresses)
+    more = start(store, ref)
     assert not more.wait(0)
     more.deadline.at -= 120
     assert said(store.delete, SCOPE, new_ref())[1].startswith(f"{MOST_HANGING} calls of this process")
@@ -302,7 +312,7 @@ def test_a_forked_process_has_no_calls_that_hang(stuck: Stuck, kfs_settings: Cal
     kfs_settings(STORE_TIMEOUT=60)
     store = EncryptedStore(stuck)
     for _ in range(MOST_HANGING):
-        store.start_delete_many([Address(SCOPE, new_ref())]).deadline.at -= 120
+        start(store, new_ref()).deadline.at -= 120
     assert said(store.get, SCOPE, new_ref())[0] == "StoreUnavailable"
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=ask, args=(there, store))

@@ -204,6 +204,14 @@ def test_what_has_no_ref_is_looked_at_again_too(lying: Lying, lie: str) -> None:
     assert [isinstance(one, NotAsSaid) for one in outcomes] == lying.lied_about(store)
 
 
+def test_what_was_not_there_was_not_there_whatever_is_said(lying: Lying) -> None:
+    """Else a ref whose erasure is confirmed would get another horizon, each time."""
+    lying.put()
+    store = lying.store("was there")
+    assert store.delete_many(lying.addresses) == [True] * 6
+    assert store.delete_many(lying.addresses) == [False] * 6
+
+
 def test_a_look_after_an_erasure_needs_no_key(lying: Lying, kfs_settings: Callable[..., None]) -> None:
     lying.put()
     kfs_settings(KEYS=[os.urandom(32)])
