@@ -1,4 +1,4 @@
-"""The encrypted store, with gates at which a test can hold a process up, and a value that kills it."""
+"""The encrypted store, with places at which a test can have something happen: gates, and a value that kills."""
 
 from __future__ import annotations
 
@@ -41,7 +41,54 @@ GONE_AT_GATE = 2
 """How many objects of a batch are gone at the gate `IN_DELETE`; of a single one, none."""
 
 
-class GatedStore(EncryptedStore):
+class SteppedStore(EncryptedStore):
+    """It comes to a place at each step of its calls, for a test to have something happen there: see `at`."""
+
+    def at(self, place: str) -> None:
+        """Come to a place."""
+        raise NotImplementedError
+
+    def first_visible(self, number: int) -> int:
+        """Return how many of `number` secrets are visible at `IN_PUT`; none or less: it does not come there."""
+        return VISIBLE_AT_GATE if number > VISIBLE_AT_GATE else number - 1
+
+    def first_gone(self, number: int) -> int:
+        """Return how many of `number` objects are gone at `IN_DELETE`."""
+        return min(GONE_AT_GATE, number - 1)
+
+    def stepped(self, deadline: Deadline, number: int) -> Deadline:
+        """Return a deadline for `number` of them that comes to places, too."""
+        return SteppedDeadline(deadline, self.at, self.first_visible(number) + 1)
+
+    def _put_many(self, entries: Sequence[Entry], *, deadline: Deadline) -> Outcomes[Receipt]:
+        self.at(BEFORE_PUT)
+        return super()._put_many(entries, deadline=self.stepped(deadline, len(entries)))
+
+    def _read_back(
+        self, entries: Sequence[Entry], receipts: Sequence[Receipt], *, deadline: Deadline
+    ) -> Outcomes[Receipt]:
+        outcomes = super()._read_back(entries, receipts, deadline=deadline)
+        if not any(isinstance(receipt, Resealed) for receipt in receipts):
+            self.at(AFTER_PUT)
+        return outcomes
+
+    def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
+        self.at(BEFORE_DELETE)
+        gone = self.first_gone(len(addresses))
+        outcomes = super()._delete_many(addresses[:gone], deadline=deadline)
+        self.at(IN_DELETE)
+        # Without another look at the deadline, as the store itself goes on.
+        outcomes += self.storage.remove_many([self._name(address) for address in addresses[gone:]])
+        self.at(AFTER_DELETE)
+        return outcomes
+
+    def _list(self, after: str, *, deadline: Deadline) -> Sequence[str]:
+        names = super()._list(after, deadline=deadline)
+        self.at(AFTER_LIST)
+        return names
+
+
+class GatedStore(SteppedStore):
     """`gates`: the directory of the gates. `poison`: a text; a worker that is to put it dies on the spot."""
 
     def __init__(self, storage: dict[str, Any], *, gates: str, poison: str | None = None) -> None:
@@ -56,27 +103,7 @@ class GatedStore(EncryptedStore):
     def _put_many(self, entries: Sequence[Entry], *, deadline: Deadline) -> Outcomes[Receipt]:
         if self.poison and any(self.poison.encode() in entry.plaintext.exact for entry in entries):
             os.kill(os.getpid(), signal.SIGKILL)
-        self.at(BEFORE_PUT)
-        gate_after = min(VISIBLE_AT_GATE + 1, len(entries))
-        return super()._put_many(entries, deadline=GatedDeadline(deadline, self.at, gate_after))
-
-    def _read_back(
-        self, entries: Sequence[Entry], receipts: Sequence[Receipt], *, deadline: Deadline
-    ) -> Outcomes[Receipt]:
-        outcomes = super()._read_back(entries, receipts, deadline=deadline)
-        if not any(isinstance(receipt, Resealed) for receipt in receipts):
-            self.at(AFTER_PUT)
-        return outcomes
-
-    def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
-        self.at(BEFORE_DELETE)
-        gone = min(GONE_AT_GATE, len(addresses) - 1)
-        outcomes = super()._delete_many(addresses[:gone], deadline=deadline)
-        self.at(IN_DELETE)
-        # Without another look at the deadline, as the store itself goes on.
-        outcomes += self.storage.remove_many([self._name(address) for address in addresses[gone:]])
-        self.at(AFTER_DELETE)
-        return outcomes
+        return super()._put_many(entries, deadline=deadline)
 
     def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
         self.at(BEFORE_REPLACE)
@@ -98,32 +125,27 @@ class GatedStore(EncryptedStore):
         self.at(AFTER_REPLACE)
         return outcomes
 
-    def _list(self, after: str, *, deadline: Deadline) -> Sequence[str]:
-        names = super()._list(after, deadline=deadline)
-        self.at(AFTER_LIST)
-        return names
-
 
 def resealed(key_id: str, plaintext: Plaintext) -> Resealed:
     """Return the receipt of what was sealed anew."""
     return Resealed(key_id, plaintext.size, rewritten=True, plaintext=plaintext)
 
 
-class GatedDeadline(Deadline):
-    """A deadline with gates: it is checked right before each secret becomes visible."""
+class SteppedDeadline(Deadline):
+    """A deadline that comes to places: it is checked right before each secret becomes visible."""
 
-    def __init__(self, deadline: Deadline, at: Callable[[str], None], gate_after: int) -> None:
+    def __init__(self, deadline: Deadline, at: Callable[[str], None], stop_at: int) -> None:
         super().__init__(deadline.seconds, deadline.guard, deadline.look)
         self.at = deadline.at
         self._at = at
-        self.gate_after = gate_after
+        self.stop_at = stop_at
         self.checks = 0
 
     def check(self) -> None:
-        """Check, with a gate before the first time, and one after as many as are told."""
+        """Check; `BEFORE_CHECK` comes before the first time, and `IN_PUT` right after as many as are told."""
         if not self.checks:
             self._at(BEFORE_CHECK)
         super().check()
         self.checks += 1
-        if self.checks == self.gate_after:
+        if self.checks == self.stop_at:
             self._at(IN_PUT)

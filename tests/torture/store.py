@@ -8,22 +8,10 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from kfs_credentials.stores import Address, Entry, Receipt, Resealed
+from kfs_credentials.stores import Address, Resealed
 from kfs_credentials.stores.base import Deadline, Outcomes, Probe
-from kfs_credentials.stores.encrypted import EncryptedStore
-from tests.crashes.stores import (
-    AFTER_DELETE,
-    AFTER_LIST,
-    AFTER_PUT,
-    AFTER_REPLACE,
-    BEFORE_DELETE,
-    BEFORE_PUT,
-    BEFORE_REPLACE,
-    IN_DELETE,
-    GatedDeadline,
-)
+from tests.crashes.stores import AFTER_REPLACE, BEFORE_REPLACE, SteppedStore
 
-AFTER_READ_BACK = "after-read-back"
 BEFORE_PROBE = "before-probe"
 AFTER_PROBE = "after-probe"
 
@@ -34,7 +22,7 @@ dice = random.SystemRandom()
 """Not the module's own: a process that is forked has the state of the one that forked it."""
 
 
-class TorturedStore(EncryptedStore):
+class TorturedStore(SteppedStore):
     """`kill`, `freeze`: how likely each of the two is, at each step."""
 
     def __init__(self, storage: dict[str, Any], *, kill: float, freeze: float) -> None:
@@ -50,45 +38,21 @@ class TorturedStore(EncryptedStore):
             os.write(1, f"{HERE}{place}\n".encode())
             os.kill(os.getpid(), signal.SIGKILL if chance < self.kill else signal.SIGSTOP)
 
-    def _watched(self, deadline: Deadline, number: int) -> Deadline:
-        """Return a deadline that stops before the first thing becomes visible, and once more among `number` of them."""
-        return GatedDeadline(deadline, self.at, dice.randint(1, max(1, number)))
+    def first_visible(self, number: int) -> int:
+        """Return how many of `number` secrets are visible at `IN_PUT`: any number."""
+        return dice.randint(0, max(0, number - 1))
 
-    def _put_many(self, entries: Sequence[Entry], *, deadline: Deadline) -> Outcomes[Receipt]:
-        self.at(BEFORE_PUT)
-        outcomes = super()._put_many(entries, deadline=self._watched(deadline, len(entries)))
-        self.at(AFTER_PUT)
-        return outcomes
-
-    def _read_back(
-        self, entries: Sequence[Entry], receipts: Sequence[Receipt], *, deadline: Deadline
-    ) -> Outcomes[Receipt]:
-        outcomes = super()._read_back(entries, receipts, deadline=deadline)
-        self.at(AFTER_READ_BACK)
-        return outcomes
-
-    def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
-        self.at(BEFORE_DELETE)
-        gone = dice.randint(0, len(addresses))
-        outcomes = super()._delete_many(addresses[:gone], deadline=deadline) if gone else []
-        self.at(IN_DELETE)
-        # Without another look at the deadline, as the store itself goes on.
-        outcomes += self.storage.remove_many([self._name(address) for address in addresses[gone:]])
-        self.at(AFTER_DELETE)
-        return outcomes
+    def first_gone(self, number: int) -> int:
+        """Return how many of `number` objects are gone at `IN_DELETE`: any number."""
+        return dice.randint(0, number)
 
     def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
         self.at(BEFORE_REPLACE)
-        outcomes = super()._replace_many(addresses, deadline=self._watched(deadline, len(addresses)))
+        outcomes = super()._replace_many(addresses, deadline=self.stepped(deadline, len(addresses)))
         self.at(AFTER_REPLACE)
         return outcomes
 
     def _replace_probe(self, probe: Probe, *, deadline: Deadline) -> None:
         self.at(BEFORE_PROBE)
-        super()._replace_probe(probe, deadline=self._watched(deadline, 1))
+        super()._replace_probe(probe, deadline=self.stepped(deadline, 1))
         self.at(AFTER_PROBE)
-
-    def _list(self, after: str, *, deadline: Deadline) -> Sequence[str]:
-        names = super()._list(after, deadline=deadline)
-        self.at(AFTER_LIST)
-        return names
