@@ -36,6 +36,7 @@ JOIN kfs_credentials_secret_object object ON object.credential_ref = ledger.cred
 WHERE ledger.credential_ref = %s AND ledger.state IN ('retired', 'active')
   AND ledger.delete_attempts = 0 AND object.first_claimed_at IS NULL
 """
+IN_USE = "SELECT FROM source_secret_lifecycle_refs WHERE credential_ref = %s AND state = 'active'"
 MOST_READ = 200
 """How many rows it has in mind at most."""
 
@@ -167,14 +168,19 @@ class OldApplication:
             in_clear = metadata.get("credentials")
             known.becomes(in_clear["token"] if in_clear else REVOKED)
         elif ref != before:
-            self._bring_back(known, self.read[source], displacing=before is not None)
+            self._bring_back(known, self.read[source], displacing=before)
             self._brought_back = source, ref
 
-    def _bring_back(self, known: Known, row: Row, *, displacing: bool) -> None:
-        """Note that an older ref is back, whose object may be gone by now; the one in its place must be kept."""
-        displaced = known.may_be if displacing else set()
+    def _bring_back(self, known: Known, row: Row, *, displacing: str | None) -> None:
+        """Note that an older ref is back, whose object may be gone by now; the one in its place must be kept.
+
+        Unless that one was brought back itself, and nobody has noticed yet: then it is the one before that is kept.
+        """
+        displaced, kept = known.may_be, known.must_keep
         known.becomes(*row.may_be, UNREADABLE)
-        if len(displaced) == 1:
+        if displacing is not None and not self.database.rows(IN_USE, [displacing]):
+            known.must_keep = kept if kept not in row.may_be else None
+        elif displacing is not None and len(displaced) == 1:
             (known.must_keep,) = displaced
 
     def _look_at_what_was_brought_back(self) -> None:
