@@ -53,7 +53,7 @@ model:
 
 pooler:
 	@.ci/setup test postgres
-	@$(python) -m tests.conditions.pooler $(ARGS)
+	@$(python) -m tests.conditions.pooler -n 2 $(ARGS)
 
 bench:
 	@.ci/setup test postgres
