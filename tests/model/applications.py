@@ -188,6 +188,8 @@ class Applications(Base):
             bare = None if row is None else replace(row, ref=None, shape=None, clear=None)
             if bare is not None and (outcome.done or (outcome.killed and self.seen.rows.get(source_id) == bare)):
                 self.book.point(source_id, bare, None, self.seen)
+                own = [ref for ref in self.seen.refs.values() if (ref.source, ref.space) == (source_id, bare.space)]
+                assert outcome.faulty or not any(ref.attention == "displaced" for ref in own), "it is not let go"
 
         self.step(work, then=then, **options)
 
@@ -222,6 +224,7 @@ class Applications(Base):
             if gone and space_id in self.book.spaces:
                 self.book.spaces.discard(space_id)
                 for source in [source for source, row in self.book.rows.items() if row.space == space_id]:
+                    self.book.forsake(source, self.seen)
                     self.book.delete(source)
                 if fault is not None and fault.how.startswith("held"):
                     # What somebody had locked is the sweep's.

@@ -18,7 +18,7 @@ from kfs_credentials.crypto import envelope_key_id
 from kfs_credentials.errors import KeyClosed, SecretStoreError, SourceBusy, StoreDenied, StoreUnavailable, WorkersPaused
 from tests.invariants import findings
 from tests.keys import NEW_ID, OLD_ID
-from tests.model.dictionary import Dictionary, check_leases, check_moves, check_values
+from tests.model.dictionary import Dictionary, check_candidates, check_leases, check_moves, check_values
 from tests.model.faults import AT_COMMIT, AT_READ, AT_STATEMENT, FAULTS, HELD, IN_STORE, Fault, Killed
 from tests.model.world import ALIAS, SOURCES, SPACES, TENANT, World, ring
 from tests.move_history import History
@@ -219,6 +219,7 @@ class Base(RuleBasedStateMachine):
                 visible = self.world.visible(source)
                 assert visible in self.book.sees(source), f"{source}: {visible}, not {self.book.sees(source)}"
             check_values(self.book, self.seen, self.world.read)
+            check_candidates(self.book, self.seen)
         if self.moved_to is not None:
             for ref, row in self.seen.refs.items():
                 if row.state == "active" or row.attention == "displaced":

@@ -32,6 +32,8 @@ class Dictionary:
     """Refs that were in use when an old writer brought back another one, with their sources: a person has to choose."""
     left: dict[str, int] = field(default_factory=dict)
     """Refs that lost their source by a write past the package, and when."""
+    forsaken: set[str] = field(default_factory=set)
+    """Reserved refs whose source was deleted past the package, with the job that was to use them."""
     changed: dict[uuid.UUID, int] = field(default_factory=dict)
     """When a source has come to name another ref, or none."""
     late: dict[str, int] = field(default_factory=dict)
@@ -59,6 +61,8 @@ class Dictionary:
         if row is not None:
             self.rows[source] = row
         old, new = (None if one is None else one.ref for one in (before, row))
+        if row is None:
+            self.forsake(source, seen)
         if old == new:
             return
         self.changed[source] = self.moment
@@ -78,6 +82,10 @@ class Dictionary:
             self.doubtful.add(new)
         if known is None or known.state != "active":
             self.dangling.add(new)
+
+    def forsake(self, source: uuid.UUID, seen: Seen) -> None:
+        """Note that nobody is at work on what was reserved for a source."""
+        self.forsaken |= {ref for ref, row in seen.refs.items() if row.source == source and row.state == "candidate"}
 
     def let_go(self, source: uuid.UUID, *, but: set[str] | None = None) -> None:
         """Note that nobody has to keep what a source has had."""
@@ -202,3 +210,10 @@ def check_values(dictionary: Dictionary, seen: Seen, read: Callable[[str, Ref], 
             assert other == ref, f"{ref} and {other} have the same value"
     for ref in dictionary.kept:
         assert read(ref, seen.refs[ref]) == dictionary.value_of[ref], f"{ref} was kept for a person to choose"
+
+
+def check_candidates(dictionary: Dictionary, seen: Seen) -> None:
+    """What was reserved for a job has that job: else nobody gives it back before its time."""
+    live = {job.candidate for job in seen.jobs.values() if job.state in ("queued", "running")}
+    alone = {ref for ref, row in seen.refs.items() if row.state == "candidate"} - live - dictionary.forsaken
+    assert alone == set(), "reserved for no job"

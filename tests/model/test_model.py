@@ -1,6 +1,10 @@
 """Hypothesis looks for an order of steps and faults after which something is not as it must be.
 
-The short form is a part of the suite. A long one: KFS_EXAMPLES=2000 KFS_STEPS=60 pytest tests/model
+The short form is a part of the suite. A long one, which tells in the end how far it got:
+
+    KFS_EXAMPLES=2000 KFS_STEPS=40 pytest tests/model -s
+
+KFS_BLOB, set to what a failure says, repeats that one example; with KFS_QUICK a failure is shown as it was found.
 """
 
 from __future__ import annotations
