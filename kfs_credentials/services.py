@@ -238,7 +238,8 @@ def rotate_credentials(
         raise SourceNotFound
     ((space, version, _, status),) = found
     new = Operation(Purpose.ROTATE, tenant, space, source, id=operation)
-    done = operation_id is not None and ledger(using).filter(pk=new.row_id, state=RefState.ACTIVE).exists()
+    active = ledger(using).filter(pk=new.row_id, state=RefState.ACTIVE)
+    done = operation_id is not None and _repeated(using, active.exists)
     if not done and status == Source.DELETING:
         raise BeingDeleted
     if not done and expected_version not in (None, version):
