@@ -398,13 +398,15 @@ class Cleanup:
             try:
                 watch = advance(self.using, store.alias, worker=self.worker, meanwhile=meanwhile)
             except StoreFull:
-                self._make_room(store, erasure, meanwhile)
+                self._make_room(store, erasure, addresses, meanwhile)
                 watch = advance(self.using, store.alias, worker=self.worker, meanwhile=meanwhile)
             erasure.watches.append(watch)
             erasure.call = store.start_delete_many(addresses, guard=erasure.lease.check, look=watch.look)
         return True
 
-    def _make_room(self, store: SecretStore, erasure: Erasure, meanwhile: Callable[[], None]) -> None:
+    def _make_room(
+        self, store: SecretStore, erasure: Erasure, addresses: Sequence[Address], meanwhile: Callable[[], None]
+    ) -> None:
         """Erase objects of the batch, one at a time, until one was there: a new epoch takes no more room than that.
 
         Without it a store that is full could never be cleaned. Nothing of it counts before the new epoch has begun: the
@@ -412,12 +414,11 @@ class Cleanup:
         or else its object is still to be erased.
         """
         watch = check_bound(self.using, store.alias)
-        for item in erasure.erasing:
-            if (address := item.address()) is not None:
-                call = store.start_delete_many([address], guard=erasure.lease.check, look=watch.look)
-                if wait_for(call, meanwhile) == [True]:
-                    erasure.made_room.add(item.ref)
-                    return
+        for address in addresses:
+            call = store.start_delete_many([address], guard=erasure.lease.check, look=watch.look)
+            if wait_for(call, meanwhile) == [True]:
+                erasure.made_room.add(address.ref)
+                return
 
     def finish_delete(self, erasure: Erasure) -> None:
         """Note what the store answered for each ref.
