@@ -34,7 +34,7 @@ from kfs_credentials.leases import Lease
 from kfs_credentials.models import JobError, RefState
 from kfs_credentials.models.backfill import NOT_FINGERPRINTED
 from kfs_credentials.stores import Receipt
-from kfs_credentials.stores.base import Call
+from kfs_credentials.stores.calls import Call
 
 T = TypeVar("T")
 

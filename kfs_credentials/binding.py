@@ -44,7 +44,8 @@ from kfs_credentials.leases import Lease
 from kfs_credentials.models import Binding, EventKind
 from kfs_credentials.models.binding import BindingQuerySet
 from kfs_credentials.stores import Address, secret_stores
-from kfs_credentials.stores.base import Call, Probe, Sighting
+from kfs_credentials.stores.calls import Call
+from kfs_credentials.stores.values import Probe, Sighting
 from kfs_credentials.transactions import pause_before_try, short_transaction
 
 T = TypeVar("T")

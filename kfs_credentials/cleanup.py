@@ -54,7 +54,7 @@ from kfs_credentials.models.ledger import LedgerQuerySet
 from kfs_credentials.pause import check_not_paused
 from kfs_credentials.repairs import Repair, Repairs
 from kfs_credentials.stores import Address, SecretStore, secret_stores
-from kfs_credentials.stores.base import Call
+from kfs_credentials.stores.calls import Call
 from kfs_credentials.transactions import short_transaction
 
 logger = logging.getLogger(__name__)

@@ -38,7 +38,8 @@ from kfs_credentials.models import EventKind, RefState, Round
 from kfs_credentials.models.ledger import RESERVED
 from kfs_credentials.pause import check_not_paused
 from kfs_credentials.stores import Address, Resealed, secret_stores
-from kfs_credentials.stores.base import Call, Probe
+from kfs_credentials.stores.calls import Call
+from kfs_credentials.stores.values import Probe
 from kfs_credentials.transactions import short_transaction
 
 PAGE = 2000

@@ -10,7 +10,8 @@ from django.utils.module_loading import import_string
 from kfs_credentials.conf import NAME, settings
 from kfs_credentials.crypto import sensitive
 from kfs_credentials.errors import StoreMisconfigured, StoreNotConfigured
-from kfs_credentials.stores.base import Address, Entry, Receipt, Resealed, SecretStore
+from kfs_credentials.stores.base import SecretStore
+from kfs_credentials.stores.values import Address, Entry, Receipt, Resealed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,21 +24,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 
-__all__ = [
-    "Address",
-    "Call",
-    "Deadline",
-    "Entry",
-    "Look",
-    "Outcomes",
-    "Probe",
-    "Receipt",
-    "Resealed",
-    "SecretStore",
-    "Sighting",
-]
-"""What a store is written with."""
-
 T = TypeVar("T")
 
 TRIAL_SCOPE = Scope("kfs-credentials", "trial", "trial")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kfs_credentials.crypto import Credentials
-from kfs_credentials.stores.base import Address, Deadline, Outcomes, Probe, Sighting
+from kfs_credentials.stores.calls import Deadline
+from kfs_credentials.stores.outcomes import Outcomes
+from kfs_credentials.stores.values import Address, Probe, Sighting
 from tests.crashes.gates import pass_gate
 from tests.crashes.stores import GatedStore
 

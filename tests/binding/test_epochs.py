@@ -16,8 +16,9 @@ from kfs_credentials.cleanup import Cleanup
 from kfs_credentials.crypto import Scope, new_ref
 from kfs_credentials.errors import BindingBroken, BindingProblem, LeaseLost, StoreUnavailable
 from kfs_credentials.models import Binding
-from kfs_credentials.stores.base import Call, Probe
+from kfs_credentials.stores.calls import Call
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.stores.values import Probe
 from tests.backfill.runs import execute
 from tests.cleanup.rows import add_secret
 from tests.cleanup.runs import claim

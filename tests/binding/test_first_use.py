@@ -17,8 +17,8 @@ from kfs_credentials.crypto import seal
 from kfs_credentials.errors import BindingBroken, BindingProblem
 from kfs_credentials.models import Binding, Event
 from kfs_credentials.services import create_source
-from kfs_credentials.stores.base import Probe
 from kfs_credentials.stores.encrypted import PROBE_NAME, PROBE_REF, PROBE_SCOPE, EncryptedStore
+from kfs_credentials.stores.values import Probe
 from tests.cleanup.rows import add_secret
 from tests.factories import SpaceFactory
 

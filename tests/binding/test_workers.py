@@ -33,8 +33,8 @@ from kfs_credentials.models import Pause, SecretObject, Source
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.pause import pause_workers
 from kfs_credentials.status import read_cleanup_left, read_left
-from kfs_credentials.stores.base import Probe, Sighting
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.stores.values import Probe, Sighting
 from kfs_credentials.worker import End
 from tests.backfill.runs import execute
 from tests.bound import seal_anew

@@ -11,8 +11,8 @@ from kfs_credentials.crypto import Plaintext, Scope, new_ref
 from kfs_credentials.errors import SecretStoreError
 from kfs_credentials.models import Receipt, RefError, RefState, SecretObject
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
-from kfs_credentials.stores.base import Entry
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.stores.values import Entry
 from tests.cleanup.rows import SECRET, add_ref, in_database, make_due, make_source, pass_horizon
 from tests.cleanup.runs import Files, erase, erase_all, patrol
 from tests.invariants import check_invariants

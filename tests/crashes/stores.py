@@ -11,8 +11,9 @@ from typing import Any
 from kfs_credentials.conf import key_ring
 from kfs_credentials.crypto import Credentials, Plaintext, seal
 from kfs_credentials.stores import Address, Entry, Receipt, Resealed
-from kfs_credentials.stores.base import Deadline, Outcomes
+from kfs_credentials.stores.calls import Deadline
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.stores.outcomes import Outcomes
 from tests.crashes.gates import pass_gate
 
 BEFORE_PUT = "before-put"

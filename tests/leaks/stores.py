@@ -8,7 +8,8 @@ from typing import Any
 from kfs_credentials.crypto import Credentials, Plaintext
 from kfs_credentials.errors import StoreDenied, StoreUnavailable
 from kfs_credentials.stores import Address, Entry, Receipt, Resealed
-from kfs_credentials.stores.base import Deadline, Outcomes
+from kfs_credentials.stores.calls import Deadline
+from kfs_credentials.stores.outcomes import Outcomes
 from tests.crashes.stores import GatedStore
 from tests.leaks.canary import CANARY, OTHER_CANARY
 

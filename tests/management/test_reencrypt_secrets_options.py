@@ -16,8 +16,8 @@ from kfs_credentials.models import (
     SecretObject,
 )
 from kfs_credentials.stores import secret_stores
-from kfs_credentials.stores.base import Probe
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.stores.values import Probe
 from tests.bound import bind_at_once, seal_anew
 from tests.cleanup.rows import add_secret, make_source
 from tests.keys import NEW, NEW_ID, OLD_ID, Change, sealed

@@ -12,7 +12,7 @@ import pytest
 from kfs_credentials.crypto import Credentials, Plaintext, Scope, new_ref
 from kfs_credentials.errors import LeaseLost, SecretNotFound, StoreUnavailable
 from kfs_credentials.stores import Address, Entry, Receipt
-from kfs_credentials.stores.base import Call, Deadline
+from kfs_credentials.stores.calls import Call, Deadline
 from tests.stores.processes import (
     Running,
     count_lines,

@@ -20,8 +20,8 @@ from kfs_credentials.errors import (
     StoreUnavailable,
 )
 from kfs_credentials.stores import Address, Receipt, Resealed
-from kfs_credentials.stores.base import Probe
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.stores.values import Probe
 from tests.bad_stores.storages import GETS, OVERWRITES, PUTS, TRIAL, LyingStorage, all_lie
 from tests.stores.contract import OTHER, SCOPE, VALUE, entry
 

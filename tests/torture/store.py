@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kfs_credentials.stores import Address, Resealed
-from kfs_credentials.stores.base import Deadline, Outcomes, Probe
+from kfs_credentials.stores.calls import Deadline
+from kfs_credentials.stores.outcomes import Outcomes
+from kfs_credentials.stores.values import Probe
 from tests.crashes.stores import AFTER_REPLACE, BEFORE_REPLACE, SteppedStore
 
 BEFORE_PROBE = "before-probe"

@@ -15,7 +15,7 @@ from kfs_credentials.crypto import Credentials, object_name
 from kfs_credentials.errors import KfsCredentialsError, StoreUnavailable
 from kfs_credentials.models import Checkpoint, SecretObject, Source
 from kfs_credentials.stores import Address
-from kfs_credentials.stores.base import Deadline
+from kfs_credentials.stores.calls import Deadline
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.verification import deep
 from kfs_credentials.verification.deep import Reading
