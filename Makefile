@@ -41,7 +41,7 @@ demo:
 
 test:
 	@.ci/setup test postgres
-	$(VENV)/bin/pytest -n 3 $(ARGS)
+	$(VENV)/bin/pytest -n 3 --dist loadgroup $(ARGS)
 
 torture:
 	@.ci/setup test postgres

@@ -127,6 +127,7 @@ class Backfill:
         ring = key_ring()
         leaving = being_deleted(self.using)
         with short_transaction(self.using):
+            hold(self.using)
             watch = self._admitted()
             refuse_closed(self.using, ring.primary.id)
             if self.after is None:

@@ -240,7 +240,7 @@ class Cleanup:
         return None if lease is None else SweepPosition(lease)
 
     def sweep(self, position: SweepPosition, limit: int = PAGE) -> Swept:
-        """Look at the next page, and retire what nobody names.
+        """Look at the next page, and retire what nobody names; keep what an older ref has displaced for a person.
 
         Locks the rows that it retires, SKIP LOCKED. Raises `LeaseLost` if another worker has begun anew.
         """
@@ -262,8 +262,7 @@ class Cleanup:
                 active = [row for row, _, state, _ in page if state == RefState.ACTIVE]
                 undated = [row for row, _, state, due in page if state == RefState.RETIRED and due is None]
                 named = set(self.refs().filter(pk__in=active).named().values_list("pk", flat=True))
-                retired = self._retire([row for row in active if row not in named], LedgerQuerySet.orphaned)
-                retired += self._retire(undated, LedgerQuerySet.undated)
+                retired = self._let_go([*(row for row in active if row not in named), *undated])
                 refs = {ref for _, ref, *_ in page}
                 self._know(refs.difference(SecretObject.objects.using(self.using).in_bulk(refs)))
         if not page:
@@ -272,16 +271,21 @@ class Cleanup:
         position.after = page[-1][1]
         return Swept(retired, [], more=True)
 
-    def _retire(self, rows: Sequence[uuid.UUID], which: Callable[[LedgerQuerySet], LedgerQuerySet]) -> int:
-        """Lock these rows, look again which of them are like that, and retire those."""
-        if not rows:
+    def _let_go(self, rows: Sequence[uuid.UUID]) -> int:
+        """Lock these rows, look again what is to become of each, and do it; return how many were retired or kept."""
+        locked = (
+            list(self.refs().filter(pk__in=rows).lock(skip_locked=True).values_list("pk", flat=True)) if rows else []
+        )
+        if not locked:
             return 0
-        locked = list(self.refs().filter(pk__in=rows).lock(skip_locked=True).values_list("pk", flat=True))
-        still = dict(which(self.refs().filter(pk__in=locked)).values_list("pk", "credential_ref")) if locked else {}
-        if not still:
-            return 0
-        SecretObject.objects.using(self.using).mark(still.values(), None)
-        return self.refs().filter(pk__in=still).retire()
+        ours = self.refs().filter(pk__in=locked)
+        kept = self.repairs.keep(list(ours.displaced().values_list("pk", flat=True)))
+        retired = {
+            **dict(ours.orphaned().values_list("pk", "credential_ref")),
+            **dict(ours.undated().values_list("pk", "credential_ref")),
+        }
+        SecretObject.objects.using(self.using).mark(retired.values(), None)
+        return kept + self.refs().filter(pk__in=retired).retire()
 
     def _know(self, refs: Iterable[str]) -> None:
         """Make rows about objects whose refs somebody else has reserved, so that the patrol can find them."""

@@ -164,6 +164,10 @@ class _Now(NamedTuple):
         """Return whether ref and value are as they were. Not by the version: an old writer leaves it as it is."""
         return (self.ref, self.shape) == (found.ref, found.shape) and self.value.is_still(found.value)
 
+    def is_bare(self, found: InClear) -> bool:
+        """Return whether it names the ref that was looked at, and nothing lies in clear beside it any more."""
+        return (self.ref, self.shape) == (found.ref, None)
+
 
 # Look.
 
@@ -249,11 +253,11 @@ def _verdict(found: InClear, stored: Credentials | None) -> Verdict:
 
 
 def scrub_same(using: str, found: Sequence[InClear]) -> set[uuid.UUID]:
-    """Remove what lies in clear from these sources, of which `compared` said that it is the same; return which.
+    """Remove what lies in clear from these sources, of which `compared` said that it is the same.
 
-    Not from those that have changed since, or that somebody has locked. BATCH_SIZE sources in one transaction, which
-    locks their ledger rows, then the sources, SKIP LOCKED. A source that the database refuses to change is left alone.
-    Raises a database error where the database is out of reach.
+    Returns those that have their ref alone now. Not from those that have changed since, or that somebody has locked.
+    BATCH_SIZE sources in one transaction, which locks their ledger rows, then the sources, SKIP LOCKED. A source that
+    the database refuses to change is left alone. Raises a database error where the database is out of reach.
     """
     scrubbed: set[uuid.UUID] = set()
 
@@ -279,7 +283,10 @@ def scrub_same(using: str, found: Sequence[InClear]) -> set[uuid.UUID]:
 
 
 def _scrub(using: str, found: Sequence[InClear], *, detail: str) -> set[uuid.UUID]:
-    """Do it, inside the caller's transaction; return the sources that were changed."""
+    """Do it, inside the caller's transaction; return the sources that name their ref, and have nothing in clear now.
+
+    Also those that had nothing any more: somebody was faster, or the commit of an earlier try was not answered.
+    """
     refs = [one.ref for one in found if one.ref is not None]
     locked = ledger(using).filter(credential_ref__in=refs).lock(skip_locked=True)
     owners = {
@@ -294,7 +301,8 @@ def _scrub(using: str, found: Sequence[InClear], *, detail: str) -> set[uuid.UUI
     same = [one for one in ours if one.source in now and now[one.source].is_what_was_looked_at(one)]
     changed = sql.query(using, "in_clear/scrub", sources=[one.source for one in same], refs=[one.ref for one in same])
     record(using, EventKind.SCRUBBED, [ref for _, ref in changed], detail=detail)
-    return {source for source, _ in changed}
+    bare = {one.source for one in ours if one.source in now and now[one.source].is_bare(one)}
+    return bare | {source for source, _ in changed}
 
 
 def _locked(using: str, sources: Collection[uuid.UUID]) -> dict[uuid.UUID, _Now]:
@@ -371,6 +379,7 @@ def _move(using: str, found: InClear, make: Callable[[], Plaintext], *, detail: 
 
     def begin() -> Settled:
         with short_transaction(using):
+            keys.hold(using)
             check_admission(using, found.space, found.source)
             keys.refuse_closed(using)
             reserve(using, operation, store=store.alias, size=plaintext.size)

@@ -1,10 +1,10 @@
 """Closed keys: a key is closed before it is looked up which secrets are sealed under it, and then none can be missed.
 
 A worker with an old key ring, or one that was frozen in the middle, could put a secret under the old key after
-`reencrypt_secrets` has passed, and activate it; then the key is removed, and the secret with it. So each activation
-holds the keys (`hold`) before it locks any row, and looks in a later statement whether its key is closed. Closing waits
-for those that hold, and is committed before the first ref is looked at: an activation was committed before that, and is
-seen, or it finds its key closed.
+`reencrypt_secrets` has passed, and activate it; then the key is removed, and the secret with it. So each reservation
+and each activation holds the keys (`hold`) before it locks any row, and looks in a later statement whether its key is
+closed. Closing waits for those that hold, and is committed before the first ref is looked at: whatever notes a key was
+committed before that, and is seen, or it finds its key closed.
 """
 
 from __future__ import annotations

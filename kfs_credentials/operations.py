@@ -19,6 +19,7 @@ from kfs_credentials.backfill import (
 )
 from kfs_credentials.batch import Item
 from kfs_credentials.conf import settings
+from kfs_credentials.keys import hold
 from kfs_credentials.models import (
     AcknowledgedShape,
     Acknowledgement,
@@ -70,6 +71,7 @@ def retry_failed_jobs(
 def _retry(using: str, versions: dict[uuid.UUID, int | None], store: str, result: RetryResult) -> None:
     jobs = SourceCredentialBackfill.objects.using(using)
     with short_transaction(using):
+        hold(using)
         # Read first, to know which ledger rows to lock; the jobs, which come after them, are then looked at again.
         fields = ("id", "tenant_id", "knowledge_space_id", "source_id")
         refs = ("candidate_credential_ref", "secret_fingerprint")

@@ -34,7 +34,7 @@ from kfs_credentials.errors import (
     StoreMisconfigured,
     StoreUnavailable,
 )
-from kfs_credentials.keys import refuse_closed
+from kfs_credentials.keys import hold, refuse_closed
 from kfs_credentials.ledger import Moved, Operation, check_admission, note_claim, point, reserve
 from kfs_credentials.models import Attention, EventKind, Purpose, RefError, RefState, SecretObject, Source
 from kfs_credentials.models.ledger import LedgerQuerySet
@@ -169,7 +169,7 @@ class Repairs:
             if not adopted:
                 return Repair.LATER
             announce(self.using, EventKind.ADOPTED, [named.ref])
-            self._keep(displaced)
+            self.keep(displaced)
         return Repair.REGISTERED
 
     def _reinstate(self, named: Named) -> Repair:
@@ -186,7 +186,7 @@ class Repairs:
                 return Repair.LATER
             rows.filter(pk__in=back_again).activate(now[0][1], event=EventKind.REINSTATED)
             SecretObject.objects.using(self.using).mark([named.ref], None)
-            self._keep(displaced)
+            self.keep(displaced)
         logger.warning(
             "source %s names an older ref again (a save of an old copy, most likely): it is in use again%s",
             named.source,
@@ -206,6 +206,7 @@ class Repairs:
         copy = Operation(Purpose.ROTATE, named.tenant, named.space, named.source)
         plaintext = Plaintext.of(credentials)
         with short_transaction(self.using):
+            hold(self.using)
             refuse_closed(self.using)
             reserve(self.using, copy, store=store.alias, size=plaintext.size)
         try:
@@ -226,7 +227,7 @@ class Repairs:
                 receipt=receipt,
                 event=EventKind.RESCUED,
             )
-            self._keep(displaced)
+            self.keep(displaced)
             watch.end()
         logger.warning("source %s names a ref that is being erased: its secret was copied to a new one", named.source)
         return Repair.RESCUED
@@ -238,11 +239,12 @@ class Repairs:
         )
         return list(own.exclude(credential_ref=named.ref).values_list("pk", flat=True))
 
-    def _keep(self, ids: Sequence[uuid.UUID]) -> None:
-        rows = self.refs().filter(pk__in=ids, state=RefState.ACTIVE)
-        refs = list(rows.values_list("credential_ref", flat=True))
-        rows.keep(RefError.DISPLACED)
-        SecretObject.objects.using(self.using).mark(refs, Attention.DISPLACED)
+    def keep(self, displaced: Sequence[uuid.UUID]) -> int:
+        """Keep these rows, which the caller has locked, until a person chooses; return how many are still in use."""
+        rows = self.refs().filter(pk__in=displaced, state=RefState.ACTIVE)
+        refs = dict(rows.values_list("pk", "credential_ref"))
+        SecretObject.objects.using(self.using).mark(refs.values(), Attention.DISPLACED)
+        return self.refs().filter(pk__in=refs).keep(RefError.DISPLACED)
 
     def _report(self, named: Named, what: Repair) -> Repair:
         if named.state in (RefState.RETIRED, RefState.DELETED):

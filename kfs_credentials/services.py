@@ -398,6 +398,7 @@ def _reserve_and_put(using: str, operation: Operation, plaintext: Plaintext) -> 
 
     def commit() -> tuple[str, str]:
         with short_transaction(using):
+            keys.hold(using)
             if operation.purpose is Purpose.CREATE:
                 lock_space(using, operation.tenant, operation.space)
             check_admission(using, operation.space, operation.source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from kfs_credentials.stores.encrypted import PROBE_NAME, EncryptedStore
 from tests.bound import bind_at_once
 from tests.flush import quick_flush  # noqa: F401 - a fixture for all
 
-pytest_plugins = ["tests.crashes.fixtures"]
+pytest_plugins = ["tests.crashes.fixtures", "tests.cuts"]
 
 SERVER = "KFS_TESTS_SERVER"
 at_end = ExitStack()
@@ -39,6 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
         server = running.django_database()
         os.environ[SERVER] = json.dumps(server)
     django_settings.DATABASES["default"].update(server)
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look through all that was imported and collected, thousands of times."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

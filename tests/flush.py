@@ -6,11 +6,12 @@ rows is deleted. Content types and permissions, which no test changes, stay, so 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
-from django.core.management.commands import flush
-from django.db.backends.postgresql.operations import DatabaseOperations
+from django.db import connections
+from django.test import TransactionTestCase
 
 KEPT = {"django_content_type", "auth_permission"}
 
@@ -47,18 +48,24 @@ $flush$
 """
 
 
+@cache
+def _statement(alias: str) -> str:
+    """Return the statement for all tables of a database; no test leaves another table behind."""
+    tables = connections[alias].introspection.django_table_names(only_existing=True, include_views=False)
+    quoted = (connections[alias].ops.quote_name(table) for table in sorted(set(tables) - KEPT))
+    return EMPTY.format(tables=", ".join(f"'{table}'" for table in quoted))
+
+
+def _empty(test: TransactionTestCase) -> None:
+    for alias in test._databases_names(include_mirrors=False):  # type: ignore[attr-defined]
+        with connections[alias].cursor() as cursor:
+            cursor.execute(_statement(alias))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quick_flush() -> Any:
-    """Make Django's `flush`, and with it the end of every test that commits, quick."""
-
-    def sql_flush(
-        self: DatabaseOperations, style: Any, tables: Any, *, reset_sequences: bool = False, allow_cascade: bool = False
-    ) -> list[str]:
-        names = ", ".join(f"'{self.quote_name(table)}'" for table in sorted(set(tables) - KEPT))
-        return [EMPTY.format(tables=names)] if names else []
-
+    """Make the end of every test that commits quick."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(DatabaseOperations, "sql_flush", sql_flush)
-    patch.setattr(flush, "emit_post_migrate_signal", lambda *_: None)
+    patch.setattr(TransactionTestCase, "_fixture_teardown", _empty)
     yield
     patch.undo()

@@ -18,6 +18,7 @@ from kfs_credentials.models import Acknowledgement, Event, Source
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.verification import database
 from tests.cleanup.rows import in_database, make_source, ref_of, scope_of
+from tests.cuts import Cut
 from tests.factories import SourceFactory, SpaceFactory
 from tests.ref_scenes import row_of
 from tests.verification.looks import before_statement, elsewhere
@@ -234,6 +235,24 @@ def test_keep_the_plaintext() -> None:
     assert credentials(source) == {"id": Decimal("12345678901234567890.1")}
     assert (row_of(old).state, row_of(after.credential_ref or "").state) == ("retired", "active")
     assert Event.objects.get(kind="scrubbed").credential_ref == after.credential_ref
+
+
+@pytest.mark.parametrize("took_place", [True, False])
+def test_a_commit_that_is_not_answered(cut_at_commit: Cut, took_place: bool) -> None:
+    """It is done, and that is said, whether the first try took place or the second."""
+    for keep, after in ((keep_ref, "made-up"), (keep_plaintext, "other")):
+        source = beside(OTHER)
+        found = look(source)
+        cut_at_commit(1 if keep is keep_ref else 2, took_place=took_place)
+        assert keep("default", found) is Settled.DONE
+        assert (now(source).metadata, now(source).version) == ({"title": "x"}, 2)
+        assert credentials(source) == {"token": after}
+    source = beside(SAME)
+    found = look(source)
+    cut_at_commit(1, took_place=took_place)
+    assert scrub_same("default", [found]) == {source.pk}
+    assert (now(source).metadata, now(source).version) == ({"title": "x"}, 2)
+    assert Event.objects.filter(kind="scrubbed").count() == 3
 
 
 @changes

@@ -212,7 +212,7 @@ def test_the_backfill_takes_a_fresh_candidate_for_what_is_there_under_a_closed_k
     source = SourceFactory.create()
     batch = put(steps)
     steps.release(batch)
-    kfs_settings(KEYS=[NEW, OLD])
+    kfs_settings(KEYS=[NEW, OLD], RETRY_BASE=0)
     close()
     again = steps.claim(10)
     assert again is not None

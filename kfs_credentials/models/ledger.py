@@ -154,6 +154,21 @@ class LedgerQuerySet(LeasedQuerySet):
         broken = Source.objects.filter(pk=OuterRef("source_id"), credential_ref__isnull=False).filter(~Exists(active))
         return self.filter(~Exists(_naming()), ~Exists(broken), state=RefState.ACTIVE)
 
+    def displaced(self) -> Self:
+        """Return the active refs that no source names, since theirs names one that came into use before them.
+
+        An old writer brought that one back, and the ledger had not retired it: a source was set to NULL and given these
+        since the last sweep. An active row does not change, so that `updated_at` is when it came into use.
+        """
+        older = self.model.objects.filter(
+            credential_ref=OuterRef("credential_ref"),
+            source_id=OuterRef("pk"),
+            state=RefState.ACTIVE,
+            updated_at__lte=OuterRef(OuterRef("updated_at")),
+        )
+        source = Source.objects.filter(pk=OuterRef("source_id"), knowledge_space_id=OuterRef("knowledge_space_id"))
+        return self.filter(~Exists(_naming()), Exists(source.filter(Exists(older))), state=RefState.ACTIVE)
+
     def undated(self) -> Self:
         """Return the retired refs that have no time for their erasure, and nothing to wait for.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -22,6 +21,7 @@ from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.worker import Backoff, End, Pace
 from tests.backfill.conftest import Change, Other
 from tests.factories import SourceFactory
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -173,7 +173,7 @@ def test_watch_stays_until_it_is_stopped(worker: BackfillWorker) -> None:
     try:
         for _ in range(2):
             SourceFactory.create()
-            _until(lambda: not Source.objects.legacy().exists())
+            until(lambda: not Source.objects.legacy().exists())
     finally:
         worker.stop.ask()
         thread.join(10)
@@ -396,9 +396,3 @@ def _in_thread(worker: BackfillWorker) -> None:
         worker.run()
     finally:
         connections.close_all()
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline

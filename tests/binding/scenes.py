@@ -18,7 +18,7 @@ from example_project.postgres_binaries import find_binaries
 from kfs_credentials.errors import BindingProblem
 from kfs_credentials.stores.encrypted import PROBE_NAME
 from tests.management.commands import Run, conninfo
-from tests.migrations.hosts import Host, throw_away
+from tests.migrations.hosts import Host
 
 Settings = Callable[..., None]
 
@@ -229,11 +229,3 @@ MISHAPS: dict[str, tuple[Callable[[Scene], Host], BindingProblem]] = {
     "a binding cut short": (a_binding_cut_short, BindingProblem.UNCONFIRMED),
 }
 """What happens, and which problem that is."""
-
-
-@contextmanager
-def hosts(*aliases: str) -> Iterator[list[Host]]:
-    """Make databases that are migrated, but for the last one."""
-    with throw_away(aliases[0]) as first, throw_away(aliases[1]) as second:
-        first.migrate()
-        yield [first, second]

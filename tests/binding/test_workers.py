@@ -39,9 +39,9 @@ from kfs_credentials.worker import End
 from tests.backfill.runs import execute
 from tests.bound import seal_anew
 from tests.cleanup.rows import add_secret, bare_source, make_source, name_ref
-from tests.cleanup.workers import until
 from tests.factories import SourceFactory
 from tests.management.commands import dsn
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -148,7 +148,7 @@ def test_every_row_comes_to_an_end_or_waits_for_a_person(steps: Cleanup, store: 
     assert len(every) > 500
     for case in every:
         build(case, store, space)
-    for _ in range(6):
+    for _ in range(3):
         time_passes()
         steps.reconcile(10_000)
         sweep(steps, 1000)

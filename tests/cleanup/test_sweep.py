@@ -160,6 +160,35 @@ def test_not_while_its_source_names_a_ref_of_another_source(steps: Cleanup) -> N
     assert of_ref(foreign).state == RefState.RETIRED
 
 
+def test_a_newer_ref_is_kept_though_the_older_one_was_never_retired(steps: Cleanup, store: EncryptedStore) -> None:
+    """Set to NULL, rotated, and saved from a stale copy, all before a sweep: both refs are active."""
+    source = make_source()
+    older = ref_of(source)
+    name_ref(source, None)
+    rotated = services.rotate_credentials(tenant="tenant-a", source_id=source.pk, credentials={"token": "newer"})
+    newer = rotated.credential_ref or ""
+    name_ref(source, older)
+    assert sweep(steps) == (1, {})
+    assert (of_ref(older).state, of_ref(newer).state) == (RefState.ACTIVE, RefState.RETIRED)
+    assert (of_ref(newer).next_delete_at, of_ref(newer).last_error_code) == (None, RefError.DISPLACED)
+    assert known(newer).attention == Attention.DISPLACED
+    assert store.get(scope_of(source), newer) == {"token": "newer"}
+    assert sweep(steps) == (0, {}), "it waits for a person"
+    assert check_invariants("default", store) == []
+
+
+def test_an_older_ref_is_not_kept_for_a_person(steps: Cleanup) -> None:
+    """Set to NULL and rotated before a sweep: the ref that is named came into use last."""
+    source = make_source()
+    older = ref_of(source)
+    name_ref(source, None)
+    rotated = services.rotate_credentials(tenant="tenant-a", source_id=source.pk, credentials={"token": "newer"})
+    assert sweep(steps) == (1, {})
+    assert of_ref(older).next_delete_at is not None
+    assert known(older).attention is None
+    assert of_ref(rotated.credential_ref or "").state == RefState.ACTIVE
+
+
 def test_a_space_that_moved_to_another_tenant_is_reported_and_nothing_is_erased(
     steps: Cleanup, files: Files, caplog: pytest.LogCaptureFixture
 ) -> None:

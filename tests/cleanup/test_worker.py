@@ -41,10 +41,10 @@ from tests.cleanup.workers import (
     spy,
     time_passes,
     together,
-    until,
 )
 from tests.factories import SpaceFactory
 from tests.invariants import check_invariants
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

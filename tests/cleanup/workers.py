@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -107,13 +106,6 @@ def _in_thread(worker: CleanupWorker) -> None:
         worker.run()
     finally:
         connections.close_all()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def failing_deletes(monkeypatch: pytest.MonkeyPatch, *errors: Exception | None) -> list[int]:

@@ -9,10 +9,10 @@ tests. The exit code is pytest's; without PgBouncer it is 1.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +23,12 @@ import psycopg
 
 from example_project import postgres
 from tests.conditions import needs
+from tests.waiting import until
 
 SIZE = 2
 """Connections to the server, for each database: whatever is open at the same time besides has to wait."""
 WAITS_FOR = 15
 """Seconds after which a client that waits for one of them is refused."""
-STARTS_WITHIN = 30.0
 
 CONFIGURATION = """
 [databases]
@@ -119,12 +119,16 @@ def _account(host: str) -> int | None:
     return Path(host).stat().st_uid if host.startswith("/") else 65534
 
 
-def _wait_for(socket: Path, process: subprocess.Popen[bytes], output: Path) -> None:
-    deadline = time.monotonic() + STARTS_WITHIN
-    while not socket.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
+def _wait_for(path: Path, process: subprocess.Popen[bytes], output: Path) -> None:
+    """Wait until it takes connections: the file of the socket is there before."""
+
+    def answers() -> bool:
+        if process.poll() is not None:
             raise RuntimeError(f"PgBouncer did not start:\n{output.read_text()}")
-        os.sched_yield()
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(path)) == 0
+
+    until(answers, "PgBouncer answers")
 
 
 def connect(pooled: Mapping[str, Any], database: str) -> psycopg.Connection[Any]:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,8 +17,7 @@ import psycopg
 from example_project import postgres
 from example_project.postgres import find_binaries
 from example_project.postgres_supervisor import environment
-
-STARTS_WITHIN = 60.0
+from tests.waiting import until
 
 
 @contextmanager
@@ -75,13 +73,14 @@ def _copy(server: postgres.Server, data: Path) -> None:
 
 
 def _wait_for(entry: dict[str, str], process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + STARTS_WITHIN
-    while True:
-        with suppress(psycopg.OperationalError), _connect(entry):
-            return
-        if process.poll() is not None or time.monotonic() > deadline:
+    def answers() -> bool:
+        if process.poll() is not None:
             raise RuntimeError(f"the replica did not start:\n{log.read_text()}")
-        os.sched_yield()
+        with suppress(psycopg.OperationalError), _connect(entry):
+            return True
+        return False
+
+    until(answers, "the replica answers")
 
 
 def _connect(entry: dict[str, str]) -> psycopg.Connection[tuple[object, ...]]:
@@ -95,11 +94,7 @@ def stop_replaying(server: postgres.Server, entry: dict[str, str]) -> None:
     with psycopg.connect(server.dsn(), autocommit=True) as first, _connect(entry) as second:
         row = first.execute("SELECT pg_current_wal_lsn()").fetchone()
         assert row is not None
-        deadline = time.monotonic() + STARTS_WITHIN
-        while second.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", row).fetchone() != (True,):
-            assert time.monotonic() < deadline, "the replica does not follow"
-            os.sched_yield()
+        follows, state = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", "SELECT pg_get_wal_replay_pause_state()"
+        until(lambda: second.execute(follows, row).fetchone() == (True,), "the replica has followed")
         second.execute("SELECT pg_wal_replay_pause()")
-        while second.execute("SELECT pg_get_wal_replay_pause_state()").fetchone() != ("paused",):
-            assert time.monotonic() < deadline, "the replica goes on"
-            os.sched_yield()
+        until(lambda: second.execute(state).fetchone() == ("paused",), "the replica stays as it is")

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import pytest
@@ -61,9 +62,9 @@ def accepted(job: uuid.UUID, columns: dict[str, str]) -> bool:
     return True
 
 
-@pytest.fixture
+@cache
 def possible() -> list[dict[str, str]]:
-    """All combinations that the database takes."""
+    """Return all combinations that the database takes."""
     job = JobFactory.create().pk
     every = [dict(zip(COLUMNS, values, strict=True)) for values in product(*COLUMNS.values())]
     taken = [columns for columns in every if accepted(job, columns)]
@@ -79,10 +80,10 @@ def possible() -> list[dict[str, str]]:
     return taken
 
 
-def build(possible: list[dict[str, str]]) -> Iterator[Case]:
+def build() -> Iterator[Case]:
     """Insert a job for each, with a candidate in each state that it may have been left in."""
     space = SpaceFactory.create()
-    for columns, candidate in product(possible, (RefState.CANDIDATE, RefState.RETIRED, None)):
+    for columns, candidate in product(possible(), (RefState.CANDIDATE, RefState.RETIRED, None)):
         job = JobFactory.create(source=SourceFactory.create(knowledge_space=space), queued=True)
         if candidate is not None:
             ledger_row(job.source, job.candidate_credential_ref, state=candidate.value, purpose="backfill")
@@ -105,8 +106,8 @@ def time_passes() -> None:
         cursor.execute(f"UPDATE source_credential_backfills SET updated_at = {LONG_AGO} WHERE run_state = 'queued'")
 
 
-def test_every_job_is_over_or_can_be_claimed_now_or_at_a_known_time(possible: list[dict[str, str]]) -> None:
-    cases = list(build(possible))
+def test_every_job_is_over_or_can_be_claimed_now_or_at_a_known_time() -> None:
+    cases = list(build())
     jobs = SourceCredentialBackfill.objects.all()
     now = {*jobs.due().values_list("pk", flat=True), *jobs.expired().values_list("pk", flat=True)}
     time_passes()
@@ -123,8 +124,8 @@ def test_every_job_is_over_or_can_be_claimed_now_or_at_a_known_time(possible: li
         assert (case.job in now) == (not is_over and not waits), case
 
 
-def test_each_that_is_not_over_is_in_the_status_with_its_age(possible: list[dict[str, str]]) -> None:
-    cases = list(build(possible))
+def test_each_that_is_not_over_is_in_the_status_with_its_age() -> None:
+    cases = list(build())
     status = read_status("default")
     states = Counter(case.columns["run_state"].strip("'") for case in cases)
     assert {state: status.backfills[state] for state in states} == states
@@ -135,12 +136,10 @@ def test_each_that_is_not_over_is_in_the_status_with_its_age(possible: list[dict
     assert status.backfills["expired_leases"] == len(expired)
 
 
-def test_every_job_comes_to_its_end(
-    possible: list[dict[str, str]], store: EncryptedStore, kfs_settings: Callable[..., None]
-) -> None:
+def test_every_job_comes_to_its_end(store: EncryptedStore, kfs_settings: Callable[..., None]) -> None:
     """It is moved, or has failed with a reason: it was tried too often, or the ledger does not have its candidate."""
     kfs_settings(MAX_ATTEMPTS=MAX_ATTEMPTS, RETRY_BASE=0)
-    cases, jobs = list(build(possible)), SourceCredentialBackfill.objects.all()
+    cases, jobs = list(build()), SourceCredentialBackfill.objects.all()
     time_passes()
     drain(store)
     ends = {pk: (state, code) for pk, *(state, code) in jobs.values_list("pk", "run_state", "last_error_code")}

@@ -14,8 +14,8 @@ from django.core.management import call_command
 from django.db import connections, transaction
 
 from example_project import demo_data
-from tests.crashes.gates import PATIENCE
 from tests.crashes.workers import Worker
+from tests.waiting import MOMENT, PATIENCE
 
 ALIAS = "scene"
 NUMBER = 240
@@ -186,7 +186,9 @@ class Database:
         while time.monotonic() < deadline:
             if found := condition():
                 return found
-            if watched is not None and watched.ends_within(0.005):
+            if watched is None:
+                time.sleep(MOMENT)
+            elif watched.ends_within(MOMENT):
                 if found := condition():
                     return found
                 break

@@ -13,8 +13,7 @@ from typing import Self
 
 import pytest
 
-PATIENCE = 60.0
-"""Seconds for what happens at once on a machine that is not busy."""
+from tests.waiting import PATIENCE
 
 
 def pass_gate(directory: Path, name: str) -> None:

@@ -9,18 +9,21 @@ for: its id belongs to nobody else meanwhile. When standard input ends, all chil
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import json
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
 import django
 from django.conf import settings
+from django.core.checks import run_checks
 from django.db import connections
 from django.utils.module_loading import import_string
 
@@ -47,6 +50,7 @@ def main() -> None:
     django.setup()
     for module in NEEDED:
         import_module(module)
+    run_checks()  # which import more, and make the template engines: each command of a child makes them
     gc.collect()
     gc.freeze()  # else every child looks through all of this when it ends, and copies it to do so
     order = serve()
@@ -89,7 +93,34 @@ def work(order: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     connections.databases["default"].update(order["database"])
     settings.KFS_CREDENTIALS = {**settings.KFS_CREDENTIALS, **order["settings"]}
-    import_string(order["function"])(order["arguments"])
+    with quick_end():
+        import_string(order["function"])(order["arguments"])
+
+
+@contextmanager
+def quick_end() -> Iterator[None]:
+    """End like any process, but for the modules: to take them apart costs more than many a child's whole work.
+
+    Threads are waited for and everybody's handlers are called before, since this one was registered first.
+    """
+    code = 1  # of whatever is not caught
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    atexit.register(end)
+    try:
+        yield
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+        raise
+    except KeyboardInterrupt:
+        atexit.unregister(end)  # it ends by the signal
+        raise
+    else:
+        code = 0
 
 
 if __name__ == "__main__":

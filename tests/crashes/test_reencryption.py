@@ -14,6 +14,7 @@ from kfs_credentials.stores import Address
 from tests.bound import seal_anew
 from tests.crashes.database import ALIAS
 from tests.crashes.scene import CLEAN, NOT_FINISHED, Scene
+from tests.crashes.stage import LEDGER
 from tests.crashes.stores import AFTER_PUT, AFTER_REPLACE, BEFORE_PUT, BEFORE_REPLACE, IN_REPLACE
 from tests.crashes.workers import Worker
 from tests.keys import NEW, NEW_ID, OLD, OLD_ID, Change
@@ -193,6 +194,25 @@ def test_an_activation_that_is_under_way_is_waited_for_and_seen(scene: Scene, kf
     activated = scene.value("SELECT count(*) FROM sources WHERE credential_ref IS NOT NULL")
     assert activated in (10, 20)
     check_that_the_old_key_can_go(scene, kfs_settings, activated)
+
+
+def test_a_reservation_that_is_under_way_is_waited_for_and_seen(scene: Scene, kfs_settings: Change) -> None:
+    """Else it would note the old key when nobody looks any more, and the key would seem to be needed."""
+    with scene.held_up("INSERT", LEDGER) as hold_up:
+        worker = scene.start()
+        hold_up.wait(worker)
+        run = scene.start_reencryption(KEYS=NEW_RING)
+        scene.wait_until(lambda: scene.rows(CLOSING_WAITS, [CLOSING]), "the run waits for the reservation", run)
+        hold_up.let_go()
+        assert run.wait() == CLEAN, run.printed
+    assert worker.wait() == WRONG_USE, worker.printed
+    noted = f"SELECT count(*), count(key_id) FROM {LEDGER} JOIN kfs_credentials_secret_object USING (credential_ref)"
+    ((reserved, under_a_key),) = scene.rows(f"{noted} WHERE state = 'candidate'")
+    assert reserved >= 10
+    assert under_a_key == 0, "the run has looked at each: nothing lies there"
+    scene.drain(CLEAN, KEYS=NEW_RING)
+    scene.recover(KEYS=NEW_RING)
+    check_that_the_old_key_can_go(scene, kfs_settings)
 
 
 def test_an_activation_that_comes_while_a_key_is_closed_waits_and_finds_it_closed(

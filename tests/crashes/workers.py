@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.crashes.gates import PATIENCE
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[2]
 MANAGE = "django.core.management.execute_from_command_line"
@@ -50,11 +49,7 @@ class Worker:
 
     def wait_until_frozen(self) -> None:
         """Wait until each of its threads has stopped, or has ended."""
-        deadline = time.monotonic() + PATIENCE
-        while not {"T", "X", "Z"}.issuperset(self._states()):
-            if time.monotonic() > deadline:
-                pytest.fail(f"{self.name} did not stop")
-            os.sched_yield()
+        until(lambda: {"T", "X", "Z"}.issuperset(self._states()), f"{self.name} has stopped")
 
     @property
     def is_frozen(self) -> bool:

@@ -19,11 +19,12 @@ from kfs_credentials.errors import StoreDenied, StoreUnavailable
 from kfs_credentials.models import Round, SecretObject
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.rows import SECRET, add_secret, make_source, name_ref, ref_of
+from tests.cuts import terminate
 from tests.factories import SourceFactory
 from tests.keys import NEW_ID, OLD_ID, Change, noted, path_of, sealed
 from tests.management.commands import Run
 from tests.management.reencryptions import AGAIN, COMMAND, REMOVE, add_many, last_line
-from tests.services.conftest import elsewhere, set_state, terminate
+from tests.services.conftest import elsewhere, set_state
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("secrets_directory")]
 

@@ -181,13 +181,16 @@ class Host:
 
 
 @contextmanager
-def throw_away(alias: str, **database: Any) -> Iterator[Host]:
-    """Make a database on the tests' server, and drop it at the end. `database`: more of its DATABASES."""
+def throw_away(alias: str, *, template: str | None = None, **database: Any) -> Iterator[Host]:
+    """Make a database on the tests' server, and drop it at the end.
+
+    `template`: the name of the database to copy; nobody may be connected to it. `database`: more of its DATABASES.
+    """
     name = f"kfs_host_{os.getpid()}_{secrets.token_hex(4)}"
     connections.databases[alias] = copy.deepcopy(connections.databases["default"]) | {"NAME": name} | database
     try:
         with connections[alias]._nodb_cursor() as cursor:
-            cursor.execute(f"CREATE DATABASE {name}")
+            cursor.execute(f"CREATE DATABASE {name} {f'TEMPLATE {template}' if template else ''}")
             # Where we are broken and wait for a lock for ever, a test fails.
             cursor.execute(f"ALTER DATABASE {name} SET statement_timeout = '{DEADLINE:.0f}s'")
         try:

@@ -1,6 +1,5 @@
 """No lock is waited for long, and DDL for what is there already is not issued at all."""
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -9,6 +8,8 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.db import OperationalError, connections
+
+from tests.waiting import until
 
 from .catalog import catalog
 from .conftest import CatalogOf, MakeHost
@@ -20,13 +21,6 @@ WAITING = """
 SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE datname = current_database() AND locktype = %s AND NOT granted
 """
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited in vain until {what}")
 
 
 @contextmanager
@@ -122,7 +116,7 @@ def test_a_long_query_makes_migrate_give_up_and_blocks_nobody(make_host: MakeHos
         reader.execute("SELECT pg_backend_pid()")
         reading = reader.fetchone()
         with migrating(host) as migration:
-            wait_until(lambda: host.value(WAITING, ["relation"]) == 1, "migrate waits for the table")
+            until(lambda: host.value(WAITING, ["relation"]) == 1, "migrate waits for the table")
             # Queued behind migrate, it goes on once migrate gives up; the long query is still there.
             with host.session() as third:
                 third.execute("SELECT count(*) FROM sources")
@@ -201,7 +195,7 @@ def test_registration_beside_a_service_that_registers_the_same_ref(make_host: Ma
         with host.session() as service:
             service.execute(REGISTER)
             migration = at_end.enter_context(migrating(host))
-            wait_until(lambda: host.value(WAITING, ["transactionid"]) == 1, "the registration waits for the service")
+            until(lambda: host.value(WAITING, ["transactionid"]) == 1, "the registration waits for the service")
         migration.result(DEADLINE)
     assert host.recorded() == MIGRATIONS
     assert host.rows(OPERATION) == [("of-a-service",)]

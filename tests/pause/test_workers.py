@@ -23,9 +23,9 @@ from kfs_credentials.status import read_cleanup_left, read_left
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.worker import End
 from tests.cleanup.rows import add_secret
-from tests.cleanup.workers import until
 from tests.factories import SourceFactory
 from tests.management.rows import table_contents
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

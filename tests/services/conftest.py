@@ -1,4 +1,4 @@
-"""What the tests of the services share: another session, threads, and connections that are cut at a COMMIT."""
+"""What the tests of the services share: another session, and threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from tests.management.commands import PATIENCE, dsn
 Other = psycopg.Connection[Any]
 Files = Callable[[], list[Path]]
 Change = Callable[..., None]
-Cut = Callable[..., None]
 
 TENANT = "tenant-a"
 OLD, NEW = {"token": "made-up-old"}, {"token": "made-up-new"}
@@ -47,40 +46,6 @@ def space(transactional_db: None) -> KnowledgeSpace:
 def steps(store: EncryptedStore, transactional_db: None) -> Backfill:
     """The backfill's steps, for one worker."""
     return Backfill(using="default", store=store, worker="tests", lease=60.0)
-
-
-@pytest.fixture
-def cut_at_commit(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Cut:
-    """Return a function that lets the server end our connection at the nth COMMIT from now on.
-
-    `took_place`: right after it, so that the client never hears of it; else right before.
-    """
-
-    def cut(number: int, *, took_place: bool, using: str = "default") -> None:
-        connection: Any = connections[using]
-        real, count = connection._commit, 0
-
-        def commit() -> None:
-            nonlocal count
-            count += 1
-            if count != number or took_place:
-                real()
-            if count != number:
-                return
-            terminate(connection)
-            with connection.wrap_database_errors:
-                connection.connection.execute("COMMIT")
-
-        monkeypatch.setattr(connection, "_commit", commit)
-
-    return cut
-
-
-def terminate(connection: Any) -> None:
-    """End a connection on the server's side, and wait until it is over."""
-    with psycopg.connect(dsn(), autocommit=True) as session:
-        backend = connection.connection.info.backend_pid
-        assert session.execute("SELECT pg_terminate_backend(%s, %s)", [backend, PATIENCE * 1000]).fetchone() == (True,)
 
 
 @contextmanager

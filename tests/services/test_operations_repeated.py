@@ -21,13 +21,13 @@ from kfs_credentials.errors import (
 from kfs_credentials.models import KnowledgeSpace, RefState, SecretObject, Source, SourceSecretLifecycleRef
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.transactions import TRIES, pause_before_try
+from tests.cuts import Cut, terminate
 from tests.factories import SourceFactory, SpaceFactory
 from tests.invariants import check_invariants
 from tests.services.conftest import (
     NEW,
     OLD,
     TENANT,
-    Cut,
     Files,
     after_put,
     create,
@@ -38,7 +38,6 @@ from tests.services.conftest import (
     row_of,
     set_state,
     states,
-    terminate,
     together,
 )
 
