@@ -237,7 +237,7 @@ def test_a_run_pauses_itself(
             (tmp_path / "volume").rename(secrets_directory)
         resume_workers("default")
         until(lambda: is_moved(4))
-    assert list(Event.objects.filter(kind__in=["paused", "resumed"]).values_list("kind", "actor")) == [
+    assert list(Event.objects.filter(kind__in=["paused", "resumed"]).order_by("id").values_list("kind", "actor")) == [
         ("paused", "tests"),
         ("resumed", "application"),
     ]
