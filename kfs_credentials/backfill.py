@@ -127,7 +127,6 @@ class Backfill:
         ring = key_ring()
         leaving = being_deleted(self.using)
         with short_transaction(self.using):
-            hold(self.using)
             watch = self._admitted()
             refuse_closed(self.using, ring.primary.id)
             if self.after is None:
@@ -141,6 +140,10 @@ class Backfill:
                 item.prepare()
                 item.fingerprint = item.fingerprint_now(ring)
             lease.size = max(len(items), 1 + beside)
+            # Now that the values are read and canonical, so that closing waits for one statement. Sources are locked by
+            # now, against the rule of `hold`: nobody waits for these.
+            hold(self.using)
+            refuse_closed(self.using, ring.primary.id)
             reserved = self._reserve(items, lease, ring)
         self.leases.taken()
         self.after = items[-1].source_id

@@ -22,7 +22,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 @pytest.fixture(scope="session")
 def migrated(django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
     """The name of a database that is migrated, and empty: to migrate one for each test takes most of its time."""
-    with django_db_blocker.unblock(), throw_away("migrated") as host:
+    with django_db_blocker.unblock(), throw_away("binding-template") as host:
         host.migrate()
         name = host.name
         host.connection.close()

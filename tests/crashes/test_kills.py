@@ -8,13 +8,12 @@ from __future__ import annotations
 import random
 import signal
 
-import pytest
-
 from tests.crashes.database import NUMBER
 from tests.crashes.scene import CLEAN, LOOK, NOT_FINISHED, Scene
 from tests.crashes.workers import Worker
 
-KILLS = 24
+KILLS = 16
+WORKERS = 4
 ENDED = (CLEAN, LOOK, NOT_FINISHED)
 """Exit codes of a worker that found nothing to do, for the moment."""
 LIFE = 0.12
@@ -29,8 +28,7 @@ def was_killed(worker: Worker) -> bool:
     return code == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_killed_at_random(scene: Scene, workers: int) -> None:
+def test_killed_at_random(scene: Scene) -> None:
     """Sources appear all the while, so that there is always something to do."""
     scene.settings["LEASE"] = 1
     # A row may well be hit five times alone by chance, which is what fails one that deserves it.
@@ -40,9 +38,9 @@ def test_killed_at_random(scene: Scene, workers: int) -> None:
     killed = 0
     while killed < KILLS:
         scene.let_appear(NUMBER // KILLS)
-        while len(crew) < workers:
+        while len(crew) < WORKERS:
             crew.append(scene.start(BATCH_SIZE=random.randint(1, 6)))
-        victim = crew.pop(random.randrange(workers))
+        victim = crew.pop(random.randrange(WORKERS))
         if scene.comes_to_work(victim):
             victim.ends_within(random.uniform(0, LIFE))
         killed += was_killed(victim)

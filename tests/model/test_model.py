@@ -29,7 +29,7 @@ from tests.model.world import ALIAS, World
 from tests.move_history import noted
 
 LONG = "KFS_EXAMPLES" in os.environ
-EXAMPLES = int(os.environ.get("KFS_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("KFS_EXAMPLES", "6"))
 STEPS = int(os.environ.get("KFS_STEPS", "30"))
 
 
