@@ -12,7 +12,7 @@ export VENV PYTHON DJANGO
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture model pooler bench lint types wheel clean
+.PHONY: help demo test long torture model pooler bench lint types wheel clean
 
 help:
 	@echo "kfs-credentials: gets plaintext credentials out of a database, and keeps them out."
@@ -20,6 +20,7 @@ help:
 	@echo "  make demo     make a database with credentials in clear, move them all, show the result;"
 	@echo "                then try .venv/bin/python manage.py credential_status"
 	@echo "  make test     run the tests; with pytest's arguments: make test ARGS='-k launcher -x'"
+	@echo "  make long     run the long forms: what some of these do, at more places and for longer"
 	@echo "  make torture  kill, freeze and cut off everybody at any moment, for SECONDS=60; more: ARGS=--help"
 	@echo "  make model    let Hypothesis look for an order of steps that breaks something, EXAMPLES=1000 of them"
 	@echo "  make pooler   run a chosen part of the tests behind PgBouncer, which has to be installed"
@@ -41,7 +42,11 @@ demo:
 
 test:
 	@.ci/setup test postgres
-	$(VENV)/bin/pytest -n 3 --dist loadgroup $(ARGS)
+	$(VENV)/bin/pytest -n 3 --dist loadgroup -m 'not long' $(ARGS)
+
+long:
+	@.ci/setup test postgres
+	$(VENV)/bin/pytest -n 3 --dist loadgroup -m long $(ARGS)
 
 torture:
 	@.ci/setup test postgres

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
+from typing import Any
+
+from django.db import connection
 
 from kfs_credentials import sql
 from kfs_credentials.binding import known
+from kfs_credentials.conf import key_ring
 from kfs_credentials.models import Binding
 from kfs_credentials.stores import SecretStore
 
@@ -17,6 +22,32 @@ def bind_at_once(using: str, store: SecretStore) -> None:
     assert half is not None
     assert store.create_probe(half.probe)
     Binding.objects.using(using).filter(pk=store.alias).confirm()
+
+
+def bind_as_before(store: SecretStore, directory: Path) -> None:
+    """Bind the default database and an empty directory, with the halves that an earlier test has had made.
+
+    It takes the time of one statement and one file: thousands of tests begin with it.
+    """
+    made_for = (connection.settings_dict["NAME"], connection.settings_dict["HOST"], key_ring().key_ids)
+    if made_for in _halves:
+        half, names, probe = _halves[made_for]
+        Binding.objects.bulk_create([Binding(**half)])
+        place = directory
+        for name in names[:-1]:
+            place /= name
+            place.mkdir(mode=0o700)
+        (place / names[-1]).touch(mode=0o600)
+        (place / names[-1]).write_bytes(probe)
+        return
+    bind_at_once("default", store)
+    (path,) = (path for path in directory.rglob("*") if path.is_file())
+    (row,) = Binding.objects.values()
+    _halves[made_for] = (dict(row), path.relative_to(directory).parts, path.read_bytes())
+
+
+_halves: dict[tuple[Any, ...], tuple[dict[str, Any], tuple[str, ...], bytes]] = {}
+"""The database's half, and name and content of the store's, by database and keys."""
 
 
 def seal_anew(using: str, store: SecretStore) -> None:

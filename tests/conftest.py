@@ -17,7 +17,7 @@ from pytest_django import Settings
 from example_project import postgres
 from kfs_credentials.stores import secret_stores
 from kfs_credentials.stores.encrypted import PROBE_NAME, EncryptedStore
-from tests.bound import bind_at_once
+from tests.bound import bind_as_before
 from tests.flush import quick_flush  # noqa: F401 - a fixture for all
 
 pytest_plugins = ["tests.crashes.fixtures", "tests.cuts"]
@@ -104,4 +104,4 @@ def bound(request: pytest.FixtureRequest) -> None:
     if unbound or "secrets_directory" not in request.fixturenames or not (marker or databases):
         return
     request.getfixturevalue("transactional_db" if marker and marker.kwargs.get("transaction") else "db")
-    bind_at_once("default", request.getfixturevalue("store"))
+    bind_as_before(request.getfixturevalue("store"), request.getfixturevalue("secrets_directory"))

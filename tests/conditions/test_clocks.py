@@ -107,7 +107,7 @@ def test_a_backfill_of_all_three(scene: Scene, clocks: Clocks) -> None:
     assert scene.rows(ahead_of_it) == []
 
 
-@pytest.mark.parametrize("holder_is_ahead", [True, False])
+@pytest.mark.parametrize("holder_is_ahead", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_lease_is_not_taken_over_early_and_not_held_for_ever(
     scene: Scene, clocks: Clocks, holder_is_ahead: bool
 ) -> None:
@@ -180,6 +180,7 @@ def test_an_erasure_and_a_reservation(scene: Scene, clocks: Clocks) -> None:
     stage.check()
 
 
+@pytest.mark.long
 def test_everything_at_once(scene: Scene, clocks: Clocks) -> None:
     """Backfill, cleanup and applications of either clock, and then another key by one whose clock jumps."""
     stage = Stage(scene, SOURCES)

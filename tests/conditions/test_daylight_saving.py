@@ -81,7 +81,10 @@ def server(public_directory: Path) -> Iterator[tuple[postgres.Server, Clock]]:
         yield server, clock
 
 
-@pytest.fixture(params=CHANGES)
+LONG = ("back, St. John's", "forward, Berlin")
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CHANGES])
 def change(request: pytest.FixtureRequest, settings: Any) -> Change:
     """A change of the clocks in the project's time zone."""
     change = CHANGES[request.param]

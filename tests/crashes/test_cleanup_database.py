@@ -6,6 +6,7 @@ import random
 import signal
 from functools import partial
 
+import pytest
 from django.db import connections
 
 from example_project import postgres
@@ -32,6 +33,7 @@ def check_end(stage: Stage, *workers: Worker) -> None:
     assert stage.scene.value(f"SELECT sum(delete_attempts) FROM {LEDGER}") == 0
 
 
+@pytest.mark.long
 def test_connections_ended_at_random(scene: Scene) -> None:
     """Sources are deleted all the while, so that there is always something to do."""
     stage = Stage(scene, SOURCES)

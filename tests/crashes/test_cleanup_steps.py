@@ -68,7 +68,11 @@ COMMITS = (
     "rescue, point",
 )
 """The steps whose transactions are different ones."""
-COMMIT_ENDS = [("rolled back", COMMITS), ("carried out", COMMITS), ("answered", ("claim", "settle", "confirm"))]
+COMMIT_ENDS = [
+    pytest.param("rolled back", COMMITS, id="rolled back", marks=pytest.mark.long),
+    pytest.param("carried out", COMMITS, id="carried out"),
+    pytest.param("answered", ("claim", "settle", "confirm"), id="answered"),
+]
 """How the commits end whose worker is killed, and at which steps."""
 
 CALLS: dict[str, tuple[Work, str]] = {
@@ -104,6 +108,7 @@ def kill_in_commit(scene: Scene, worker: Worker, hold_up: HoldUp, commit: str) -
     scene.wait_for_end_of(backend)
 
 
+@pytest.mark.long
 def test_killed_in_a_statement(scene: Scene) -> None:
     stage = Stage(scene, SOURCES)
     for step, (make_work, event, table, condition) in WRITES.items():
@@ -119,7 +124,7 @@ def test_killed_in_a_statement(scene: Scene) -> None:
     stage.recover()
 
 
-@pytest.mark.parametrize(("commit", "steps"), COMMIT_ENDS, ids=[commit for commit, _ in COMMIT_ENDS])
+@pytest.mark.parametrize(("commit", "steps"), COMMIT_ENDS)
 def test_killed_in_the_commit_and_after_it(scene: Scene, commit: str, steps: Sequence[str]) -> None:
     stage = Stage(scene, SOURCES)
     for step in steps:

@@ -37,6 +37,7 @@ def check_end(scene: Scene, *workers: Worker) -> None:
     assert scene.attempts() == 0
 
 
+@pytest.mark.long
 def test_connections_ended_at_random(scene: Scene) -> None:
     """Sources appear all the while, so that there is always something to do."""
     scene.set_aside()

@@ -8,11 +8,13 @@ from __future__ import annotations
 import random
 import signal
 
+import pytest
+
 from tests.crashes.database import NUMBER
 from tests.crashes.scene import CLEAN, LOOK, NOT_FINISHED, Scene
 from tests.crashes.workers import Worker
 
-KILLS = 16
+KILLS = 24
 WORKERS = 4
 ENDED = (CLEAN, LOOK, NOT_FINISHED)
 """Exit codes of a worker that found nothing to do, for the moment."""
@@ -28,6 +30,7 @@ def was_killed(worker: Worker) -> bool:
     return code == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_killed_at_random(scene: Scene) -> None:
     """Sources appear all the while, so that there is always something to do."""
     scene.settings["LEASE"] = 1

@@ -101,6 +101,7 @@ class Story:
         return {"token": f"made-up-{next(self._numbers)}"}
 
 
+@pytest.mark.long
 @every_function
 def test_killed_in_a_statement(scene: Scene, function: str) -> None:
     story = Story(scene, function)
@@ -116,7 +117,7 @@ def test_killed_in_a_statement(scene: Scene, function: str) -> None:
     story.check()
 
 
-@pytest.mark.parametrize("commit", ["rolled back", "carried out", "answered"])
+@pytest.mark.parametrize("commit", [pytest.param("rolled back", marks=pytest.mark.long), "carried out", "answered"])
 @every_function
 def test_killed_in_the_commit_and_after_it(scene: Scene, function: str, commit: str) -> None:
     """Under way when the application dies, it may take place or not; answered, the answer may not have been read."""

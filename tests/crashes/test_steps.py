@@ -53,6 +53,7 @@ def finish(scene: Scene) -> None:
     scene.check_end()
 
 
+@pytest.mark.long
 def test_killed_in_a_statement(scene: Scene) -> None:
     for step, (event, table, condition) in WRITES.items():
         prepare(scene, step)
@@ -67,7 +68,10 @@ def test_killed_in_a_statement(scene: Scene) -> None:
     finish(scene)
 
 
-@pytest.mark.parametrize("committed", [False, True], ids=["rolled back", "committed"])
+@pytest.mark.parametrize(
+    "committed",
+    [pytest.param(False, id="rolled back", marks=pytest.mark.long), pytest.param(True, id="committed")],
+)
 def test_killed_in_the_commit(scene: Scene, committed: bool) -> None:
     """The commit is under way when the worker dies: it may still take place, or not."""
     for step, (event, table, condition) in WRITES.items():

@@ -93,6 +93,7 @@ def check_wrapped_once(scene: Scene, of: tuple[str, str], version: int) -> None:
     assert scene.rows("SELECT version, metadata::text FROM sources") == [(version + 1, '{"title": "x"}')]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_a_wrap_that_is_killed_in_a_statement(scene: Scene, statement: str) -> None:
     of = one_unsupported(scene)

@@ -8,7 +8,7 @@ import sys
 
 from tests.crashes.workers import ROOT
 
-SECONDS = 8
+SECONDS = 5
 LAST = re.compile(r"kills (\d+) moves (\d+) retries \d+ lost 0 doubled 0 leaked 0 failed 0")
 
 
