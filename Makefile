@@ -42,11 +42,11 @@ demo:
 
 test:
 	@.ci/setup test postgres
-	$(VENV)/bin/pytest -n 3 --dist loadgroup -m 'not long' $(ARGS)
+	$(VENV)/bin/pytest -n 3 -m 'not long' $(ARGS)
 
 long:
 	@.ci/setup test postgres
-	$(VENV)/bin/pytest -n 3 --dist loadgroup -m long $(ARGS)
+	$(VENV)/bin/pytest -n 3 -m long $(ARGS)
 
 torture:
 	@.ci/setup test postgres

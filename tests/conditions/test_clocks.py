@@ -21,8 +21,6 @@ from tests.crashes.stage import AT_ONCE, LEDGER, Stage
 from tests.crashes.stores import BEFORE_DELETE, BEFORE_PUT
 from tests.crashes.workers import Nursery, Worker
 
-pytestmark = pytest.mark.xdist_group("clocks")  # three nurseries for all of them
-
 AHEAD, BEHIND = HOUR, -HOUR
 SOURCES = 24
 JUMPS = 20

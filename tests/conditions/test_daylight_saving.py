@@ -28,8 +28,6 @@ from tests.crashes.stage import AT_ONCE, LEDGER, Stage
 from tests.crashes.stores import BEFORE_DELETE, BEFORE_PUT
 from tests.crashes.workers import Nursery, Worker
 
-pytestmark = pytest.mark.xdist_group("daylight saving")  # one server, and two nurseries, for all of them
-
 SOURCES = 12
 DAY = 24 * HOUR
 TICKS = 1.5
