@@ -83,6 +83,7 @@ def test_they_have_other_clocks(scene: Scene, clocks: Clocks) -> None:
     assert time_of(scene, clocks.jumping) == pytest.approx(BEHIND, abs=60)
 
 
+@pytest.mark.long
 def test_a_backfill_of_all_three(scene: Scene, clocks: Clocks) -> None:
     workers = []
     for nursery, size in ((clocks.ahead, 10), (clocks.behind, 12), (clocks.jumping, 14)):
