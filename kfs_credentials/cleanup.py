@@ -162,7 +162,7 @@ class PatrolPosition:
 
 
 class Swept(NamedTuple):
-    """What a page of a sweep found: refs retired, and refs that sources name and that are to be repaired."""
+    """What a page of a sweep found: refs retired or kept, and refs that sources name and that are to be repaired."""
 
     retired: int
     to_repair: list[str]
@@ -273,17 +273,14 @@ class Cleanup:
 
     def _let_go(self, rows: Sequence[uuid.UUID]) -> int:
         """Lock these rows, look again what is to become of each, and do it; return how many were retired or kept."""
-        locked = (
-            list(self.refs().filter(pk__in=rows).lock(skip_locked=True).values_list("pk", flat=True)) if rows else []
-        )
-        if not locked:
+        locked = self.refs().filter(pk__in=rows).lock(skip_locked=True).values_list("pk", flat=True)
+        if not (rows and (ids := list(locked))):
             return 0
-        ours = self.refs().filter(pk__in=locked)
+        ours = self.refs().filter(pk__in=ids)
         kept = self.repairs.keep(list(ours.displaced().values_list("pk", flat=True)))
-        retired = {
-            **dict(ours.orphaned().values_list("pk", "credential_ref")),
-            **dict(ours.undated().values_list("pk", "credential_ref")),
-        }
+        # Looked up after that: what is kept is neither.
+        retired = dict(ours.orphaned().values_list("pk", "credential_ref"))
+        retired |= dict(ours.undated().values_list("pk", "credential_ref"))
         SecretObject.objects.using(self.using).mark(retired.values(), None)
         return kept + self.refs().filter(pk__in=retired).retire()
 

@@ -240,7 +240,7 @@ class Repairs:
         return list(own.exclude(credential_ref=named.ref).values_list("pk", flat=True))
 
     def keep(self, displaced: Sequence[uuid.UUID]) -> int:
-        """Keep these rows, which the caller has locked, until a person chooses; return how many are still in use."""
+        """Keep these rows, which the caller has locked, until a person chooses; return how many were in use."""
         rows = self.refs().filter(pk__in=displaced, state=RefState.ACTIVE)
         refs = dict(rows.values_list("pk", "credential_ref"))
         SecretObject.objects.using(self.using).mark(refs.values(), Attention.DISPLACED)
