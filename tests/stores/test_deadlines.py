@@ -20,6 +20,7 @@ from kfs_credentials.stores.files import DurableFileStorage
 from kfs_credentials.stores.threads import on_threads
 from tests.stores.contract import SCOPE, VALUE
 from tests.stores.processes import Running, Said, processes, said
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -257,9 +258,14 @@ def test_no_more_calls_are_begun_than_a_process_can_bear(stuck: Stuck, kfs_setti
     """Those that hang are counted, not those that are waited for; each that is over makes room for another."""
     kfs_settings(STORE_TIMEOUT=60)
     store, addresses = EncryptedStore(stuck), [Address(SCOPE, new_ref())]
-    others = threading.active_count()
+    others = set(threading.enumerate())  # what earlier tests began may end at any time
+
+    def begun() -> set[threading.Thread]:
+        return set(threading.enumerate()) - others
+
     calls = [start(store, addresses[0].ref) for _ in range(MOST_HANGING + 2)]
-    assert threading.active_count() == others + len(calls)  # time is not up: somebody waits for each of them
+    at_work = {call.thread for call in calls}
+    assert begun() == at_work  # time is not up: somebody waits for each of them
 
     for call in calls[2:]:
         call.deadline.at -= 120
@@ -276,7 +282,7 @@ def test_no_more_calls_are_begun_than_a_process_can_bear(stuck: Stuck, kfs_setti
         )
     assert said(store.get, SCOPE, new_ref())[0] == "StoreUnavailable"
     assert said(lambda: list(store.list()))[0] == "StoreUnavailable"
-    assert threading.active_count() == others + len(calls)
+    assert begun() == at_work
 
     stuck.go_on.release(len(calls))
     for call in calls:
@@ -284,7 +290,7 @@ def test_no_more_calls_are_begun_than_a_process_can_bear(stuck: Stuck, kfs_setti
     assert said(store.get, SCOPE, new_ref())[0] == "SecretNotFound"
     stuck.go_on.release()
     assert store.start_delete_many(addresses).result() == [False]
-    assert threading.active_count() == others
+    until(lambda: not begun(), "every thread of a call is over")
 
 
 def test_one_that_is_over_makes_room_for_one(stuck: Stuck, kfs_settings: Callable[..., None]) -> None:
