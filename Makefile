@@ -8,6 +8,8 @@ EXAMPLES ?= 1000
 PYTHON ?=
 DJANGO ?=
 export VENV PYTHON DJANGO
+# Set in many a container. The tests start hundreds of processes, and each would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 python = $(VENV)/bin/python
 

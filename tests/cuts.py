@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from django.db import connections
 
-from tests.management.commands import PATIENCE, dsn
+from tests.management.commands import dsn
+from tests.waiting import PATIENCE
 
 Cut = Callable[..., None]
 
@@ -45,4 +46,4 @@ def terminate(connection: Any) -> None:
     """End a connection on the server's side, and wait until it is over."""
     with psycopg.connect(dsn(), autocommit=True) as session:
         backend = connection.connection.info.backend_pid
-        assert session.execute("SELECT pg_terminate_backend(%s, %s)", [backend, PATIENCE * 1000]).fetchone() == (True,)
+        assert session.execute("SELECT pg_terminate_backend(%s, %s)", [backend, round(PATIENCE * 1000)]).fetchone() == (True,)

@@ -36,8 +36,9 @@ from tests.cleanup.rows import (
 )
 from tests.cleanup.runs import Change, NewSteps, claim, delete, erase, sweep
 from tests.factories import SourceFactory
-from tests.management.commands import PATIENCE, dsn
+from tests.management.commands import dsn
 from tests.services.conftest import before_statement, elsewhere, together
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,9 +13,9 @@ from kfs_credentials.models import Round
 from tests.cleanup.conftest import Other
 from tests.cleanup.rows import HOUR, PAST, add_ref, in_database
 from tests.cleanup.runs import NewSteps, patrol, sweep
-from tests.management.commands import PATIENCE
 from tests.management.rows import table_contents
 from tests.services.conftest import together
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -28,7 +28,6 @@ from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.worker import End
 from tests.cleanup.rows import FUTURE, PAST, add_secret, make_source, put_late, ref_of, reread
 from tests.cleanup.workers import (
-    PATIENCE,
     before_each_look,
     failing_deletes,
     failing_lists,
@@ -41,6 +40,7 @@ from tests.cleanup.workers import (
     time_passes,
 )
 from tests.invariants import check_invariants
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -18,9 +18,7 @@ from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.status import read_cleanup_left
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.rows import PAST, in_database
-
-PATIENCE = 30
-"""Seconds after which a test has failed."""
+from tests.waiting import PATIENCE
 
 
 def new_worker(steps: Cleanup | None = None, **options: Any) -> CleanupWorker:

@@ -26,14 +26,6 @@ LONG = 15.0
 MANY = 120
 MOST = 60
 """So many rows can be written by one statement, at 5 ms each, before its time is up."""
-SLOW = """
-CREATE FUNCTION kfs_tests_slow() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM pg_sleep(0.005);  -- the load of a busy server
-  RETURN NEW;
-END $$;
-CREATE TRIGGER kfs_tests_slow BEFORE UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION kfs_tests_slow();
-"""
 BACKFILL, CLEANUP, REENCRYPTION, CREATE, ROTATE = "backfill", "cleanup", "reencryption", "create", "rotate"
 
 Start = Callable[[Stage, str], Worker]
@@ -186,7 +178,7 @@ def test_a_cleanup_whose_statements_take_too_long(scene: Scene, limit: str) -> N
     stage = Stage(scene, MANY + AT_ONCE)
     for _ in range(MANY // AT_ONCE):
         stage.orphans()
-    scene.execute(SLOW.format(table=LEDGER))
+    scene.slow_down("UPDATE", LEDGER, seconds=0.005)
     scene.configure(f"SET {limit} = '300ms'")
     worker = scene.start_cleanup(BATCH_SIZE=MANY)
     assert worker.wait() == CLEAN, worker.printed
@@ -199,7 +191,7 @@ def test_a_cleanup_whose_statements_take_too_long(scene: Scene, limit: str) -> N
 def test_a_change_of_the_key_whose_statements_take_too_long(scene: Scene, limit: str) -> None:
     """Batches get smaller until they pass."""
     stage = Stage(scene, MANY)
-    scene.execute(SLOW.format(table="kfs_credentials_secret_object"))
+    scene.slow_down("UPDATE", "kfs_credentials_secret_object", seconds=0.005)
     scene.configure(f"SET {limit} = '300ms'")
     scene.keys.insert(0, secrets.token_bytes(32).hex())
     worker = scene.start_reencryption(BATCH_SIZE=MANY)

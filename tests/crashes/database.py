@@ -55,6 +55,14 @@ DROP TABLE IF EXISTS kfs_tests_commits;
 DROP FUNCTION IF EXISTS kfs_tests_defer;
 DROP FUNCTION kfs_tests_hold_up
 """
+SLOW_DOWN = """
+CREATE OR REPLACE FUNCTION kfs_tests_slow() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_sleep(TG_ARGV[0]::float);
+  RETURN NEW;
+END $$;
+CREATE TRIGGER kfs_tests_slow BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION kfs_tests_slow({seconds})
+"""
 HELD_UP = """
 SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -220,9 +228,10 @@ class Database:
         """Wait until a worker has found nothing to take, and has counted what is left."""
         self.wait_for(worker, "counts what is left", "state = 'idle' AND strpos(query, 'COUNT(') > 0")
 
-    def wait_for_lock(self, worker: Worker) -> int:
-        """Wait until a worker waits for a lock; return the process id of its backend."""
-        waits = "EXISTS (SELECT FROM pg_locks lock WHERE lock.pid = activity.pid AND NOT granted)"
+    def wait_for_lock(self, worker: Worker, table: str | None = None) -> int:
+        """Wait until a worker waits for a lock, of that whole table if any; return the process id of its backend."""
+        which = f"AND relation = '{table}'::regclass" if table else ""
+        waits = f"EXISTS (SELECT FROM pg_locks lock WHERE lock.pid = activity.pid AND NOT granted {which})"
         return self.wait_for(worker, "waits for a lock", waits)
 
     def wait_for_the_store(self, worker: Worker) -> None:
@@ -249,6 +258,10 @@ class Database:
             session.execute("SELECT pg_advisory_xact_lock(20261130)")
             yield HoldUp(self, session)
         self.execute(HOLD_UP_NO_MORE.format(table=table))
+
+    def slow_down(self, event: str, table: str, *, seconds: float) -> None:
+        """Let each row take so long that is written to a table, as on a busy server: an INSERT, or an UPDATE."""
+        self.execute(SLOW_DOWN.format(event=event, table=table, seconds=seconds))
 
     def terminate(self, backend: int) -> None:
         """End a connection on the server's side."""

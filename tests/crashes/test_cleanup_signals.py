@@ -11,7 +11,7 @@ import pytest
 from tests.crashes.scene import NOT_FINISHED, Scene
 from tests.crashes.stage import AT_ONCE, LEDGER, Stage
 from tests.crashes.stores import BEFORE_DELETE, BEFORE_REPLACE
-from tests.crashes.test_signals import GRACE, SIGNALS, has_handled
+from tests.crashes.test_signals import GRACE, SIGNALS
 
 SOURCES = 12
 DELETING = f"SELECT count(*) FROM {LEDGER} WHERE state = 'deleting'"
@@ -40,7 +40,7 @@ def test_a_second_signal_in_an_erasure_leaves_at_once(scene: Scene) -> None:
         worker = scene.start_cleanup()
         gate.wait()
         worker.send(signal.SIGTERM)
-        scene.wait_until(partial(has_handled, worker, signal.SIGTERM), "the signal is handled", watched=worker)
+        scene.wait_until(partial(worker.has_handled, signal.SIGTERM), "the signal is handled", watched=worker)
         worker.send(signal.SIGINT)
         assert worker.wait() == -signal.SIGINT, worker.printed
     assert scene.value(DELETING) == AT_ONCE

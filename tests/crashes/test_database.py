@@ -16,18 +16,6 @@ from tests.crashes.scene import KINDS, LOOK, NOT_FINISHED, Scene
 from tests.crashes.stores import AFTER_PUT
 from tests.crashes.workers import Worker
 
-SLOW = """
-CREATE FUNCTION kfs_tests_slow() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM pg_sleep(0.003);  -- the load of a busy server
-  RETURN NEW;
-END $$;
-CREATE TRIGGER kfs_tests_slow BEFORE INSERT ON source_credential_backfills
-  FOR EACH ROW EXECUTE FUNCTION kfs_tests_slow();
-CREATE TRIGGER kfs_tests_slow BEFORE UPDATE ON sources
-  FOR EACH ROW EXECUTE FUNCTION kfs_tests_slow();
-"""
-
 
 def check_end(scene: Scene, *workers: Worker) -> None:
     """The workers ended by themselves, everything is done, and no attempt was counted."""
@@ -90,7 +78,8 @@ def test_read_only_for_a_while(scene: Scene) -> None:
 
 def test_statements_that_take_too_long(scene: Scene) -> None:
     """Batches get smaller until they pass, and larger again."""
-    scene.execute(SLOW)
+    scene.slow_down("INSERT", "source_credential_backfills", seconds=0.003)
+    scene.slow_down("UPDATE", "sources", seconds=0.003)
     scene.configure("SET statement_timeout = '300ms'")
     check_end(scene, scene.start(BATCH_SIZE=240))
     reserved = scene.rows("SELECT count(*) FROM source_secret_lifecycle_refs GROUP BY created_at ORDER BY created_at")

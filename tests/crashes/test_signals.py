@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +42,7 @@ def in_claim(scene: Scene, workers: int) -> Iterator[list[Worker]]:
         session.execute(f"LOCK TABLE {JOBS} IN EXCLUSIVE MODE")
         waiting = [scene.start(LOCK_TIMEOUT=2) for _ in range(workers)]
         for worker in waiting:
-            scene.wait_for_lock(worker)
+            scene.wait_for_lock(worker, JOBS)
         yield waiting
 
 
@@ -83,6 +82,7 @@ def test_a_worker_that_is_asked_to_stop(scene: Scene, stage: Stage) -> None:
     scene.settings["LOCK_TIMEOUT"] = 5
     with stage(scene, len(SIGNALS)) as workers:
         for worker, number in zip(workers, SIGNALS, strict=True):
+            scene.wait_until(partial(worker.catches, signal.SIGTERM), "it listens to signals", watched=worker)
             worker.send(number)
         for worker in workers:
             assert worker.wait(GRACE) == NOT_FINISHED, worker.printed
@@ -98,18 +98,10 @@ def test_a_second_signal_leaves_at_once(scene: Scene) -> None:
     with in_put(scene, len(pairs)) as workers:
         for worker, (first, second) in zip(workers, pairs, strict=True):
             worker.send(first)
-            scene.wait_until(partial(has_handled, worker, first), "the signal is handled", watched=worker)
+            scene.wait_until(partial(worker.has_handled, first), "the signal is handled", watched=worker)
             worker.send(second)
             assert worker.wait() == -second, (first, second, worker.printed)
     scene.check_always()
     scene.expire_leases()
     scene.drain()
     scene.check_end()
-
-
-def has_handled(worker: Worker, number: signal.Signals) -> bool:
-    """Return whether the handler of a signal has done its work: then the process has none any more."""
-    for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines():
-        if line.startswith("SigCgt:"):
-            return not int(line.split()[1], 16) >> (number - 1) & 1
-    return False  # it has ended

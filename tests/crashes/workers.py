@@ -64,6 +64,15 @@ class Worker:
             with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
                 yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
+    def catches(self, number: signal.Signals) -> bool:
+        """Whether it has a handler for a signal; before that the signal just ends it."""
+        fields = dict(line.split(":") for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
+        return bool(int(fields.get("SigCgt", "0"), 16) >> number - 1 & 1)
+
+    def has_handled(self, number: signal.Signals) -> bool:
+        """Whether its handler of a signal has done its work: then the process has none any more."""
+        return not self.catches(number)
+
     def ends_within(self, seconds: float) -> bool:
         """Wait for its end, but no longer than that; return whether it ended."""
         ended, _, _ = select.select([self.handle], [], [], seconds)

@@ -150,7 +150,10 @@ def unseal_other(plaintext: str) -> Credentials:
 
 
 def shown(value: object, levels: int = 5, repr_of: Callable[[object], str] = repr) -> Iterator[str]:
-    """Give the repr of a value, and of whatever can be reached from it: members, attributes, slots."""
+    """Give the repr of a value, and of whatever can be reached from it: members, attributes, slots.
+
+    Of what is there at one moment: another thread may be at work on it.
+    """
     try:
         yield repr_of(value)
     except Exception as error:  # noqa: BLE001 - as trackers know: a queryset's asks the database
@@ -158,14 +161,14 @@ def shown(value: object, levels: int = 5, repr_of: Callable[[object], str] = rep
     if levels == 0:
         return
     if isinstance(value, dict):
-        for key, member in value.items():
+        for key, member in list(value.items()):
             yield from shown(key, levels - 1, repr_of)
             yield from shown(member, levels - 1, repr_of)
     elif isinstance(value, list | tuple | set | frozenset):
-        for item in value:
+        for item in list(value):
             yield from shown(item, levels - 1, repr_of)
     elif not isinstance(value, type):
-        for member in getattr(value, "__dict__", {}).values():
+        for member in list(getattr(value, "__dict__", {}).values()):
             yield from shown(member, levels - 1, repr_of)
         for slot in getattr(type(value), "__slots__", ()):
             if hasattr(value, slot):

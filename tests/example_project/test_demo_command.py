@@ -23,9 +23,10 @@ from kfs_credentials.crypto import Scope
 from kfs_credentials.models import Source
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.factories import SourceFactory
-from tests.management.commands import MANAGE, PATIENCE, ROOT, Outcome, Run, database_url, environment, runner
+from tests.management.commands import MANAGE, ROOT, Outcome, Run, database_url, environment, runner
 from tests.management.rows import directory_contents, give_ref, table_contents
 from tests.migrations.hosts import Host, throw_away
+from tests.waiting import PATIENCE
 
 NUMBER = 250
 """Enough for the awkward sources, which make the difference."""

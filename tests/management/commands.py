@@ -17,8 +17,6 @@ from django.core.management import load_command_class
 from django.db import connections
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 60
-"""Seconds after which a test has failed."""
 MANAGE = [sys.executable, str(ROOT / "manage.py")]
 
 

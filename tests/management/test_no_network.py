@@ -12,7 +12,8 @@ from pytest_django import Settings
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.rows import add_secret
 from tests.factories import SourceFactory
-from tests.management.commands import PATIENCE, ROOT, database_url, environment
+from tests.management.commands import ROOT, database_url, environment
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -21,7 +21,8 @@ from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.rows import PAST, add_ref, add_secret
 from tests.cleanup.workers import time_passes
 from tests.factories import SourceFactory
-from tests.management.commands import MANAGE, PATIENCE, Admin, database_url, environment
+from tests.management.commands import MANAGE, Admin, database_url, environment
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

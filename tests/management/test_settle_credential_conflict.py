@@ -17,8 +17,9 @@ from kfs_credentials.models import Event, Source
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.rows import in_database, make_source, ref_of, scope_of
 from tests.factories import SourceFactory, SpaceFactory
-from tests.management.commands import MANAGE, PATIENCE, Run, database_url, environment
+from tests.management.commands import MANAGE, Run, database_url, environment
 from tests.verification.looks import before_statement, elsewhere
+from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("secrets_directory")]
 

@@ -15,8 +15,9 @@ from kfs_credentials.models import Source
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.rows import add_secret, in_database, make_source
 from tests.factories import SourceFactory
-from tests.management.commands import MANAGE, PATIENCE, Run, database_url, environment
+from tests.management.commands import MANAGE, Run, database_url, environment
 from tests.management.rows import JobFactory, directory_contents, table_contents
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

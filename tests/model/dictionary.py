@@ -38,11 +38,14 @@ class Dictionary:
     """When a source has come to name another ref, or none."""
     late: dict[str, int] = field(default_factory=dict)
     """Names of objects that were written late, and when."""
+    final: dict[str, int] = field(default_factory=dict)
+    """Refs whose erasure is confirmed, and since when."""
     purged: set[str] = field(default_factory=set)
     moment: int = 0
     swept: int = -1
     """When the last sweep that came to its end had begun."""
     patrolled: int = -1
+    """When the last patrol that came to its end had begun."""
 
     def sees(self, source: uuid.UUID) -> set[str]:
         """Return what an application may see of a source."""
@@ -114,6 +117,8 @@ class Dictionary:
     def accept(self, seen: Seen, *, moves: bool = False, rescues: bool = False) -> None:
         """Compare with what is there, and note what a worker has done that no application sees."""
         assert self.rows.keys() == seen.rows.keys()
+        final = {ref for ref, row in seen.refs.items() if row.state == "deleted" and row.undated}
+        self.final = {ref: self.final.get(ref, self.moment) for ref in final}
         for source, old in self.rows.items():
             new = seen.rows[source]
             if new == old:

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from django.db import connections
 from hypothesis import strategies as st
 
 from kfs_credentials.errors import SecretStoreError, StoreDenied, StoreUnavailable
 from kfs_credentials.stores.files import DurableFileStorage
+from tests.cuts import terminate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,12 +61,6 @@ FAULTY = st.one_of(
 )
 # Most steps go well, or nothing interesting is ever reached.
 FAULT = st.integers(0, 5).flatmap(lambda number: FAULTY if number == 5 else st.none())
-
-
-def terminate(connection: Any) -> None:
-    """End a connection on the server's side, and wait until it is over."""
-    with connections["default"].cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [connection.connection.info.backend_pid])
 
 
 @dataclass

@@ -245,7 +245,7 @@ class Rules(Applications, Operators, Reencryptions, Time):
             Act("sweep", 6, True, lambda: self._sweep(number, limit, 1 + two % 6, fault)),
             Act("repair", 4, broken, lambda: self.repair(number, two, fault)),
             Act("patrol", 2, True, lambda: self._patrol(number, limit, 1 + two % 2, fault)),
-            Act("purge", 1, final, lambda: self._purge(number, fault)),
+            Act("purge", 1, final, lambda: self._purge(number, flag, fault)),
         )
 
     def _sweep(self, number: int, limit: int, times: int, fault: Fault | None) -> None:
@@ -274,7 +274,9 @@ class Rules(Applications, Operators, Reencryptions, Time):
             else:
                 self.patrol([one for one in self.cleanups if one.patrol is not None].index(worker), limit, now)
 
-    def _purge(self, number: int, fault: Fault | None) -> None:
+    def _purge(self, number: int, patrolled: bool, fault: Fault | None) -> None:
+        if patrolled:
+            self._patrol(number, pick(PAGES, 0), 3, None)
         self.pass_retention()
         self.purge(number, fault)
 

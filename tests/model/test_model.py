@@ -2,7 +2,7 @@
 
 The short form is a part of the suite. A long one, which tells in the end how far it got:
 
-    KFS_EXAMPLES=2000 KFS_STEPS=40 pytest tests/model -s
+    KFS_EXAMPLES=2000 KFS_STEPS=40 pytest -n 2 tests/model -s
 
 KFS_BLOB, set to what a failure says, repeats that one example; with KFS_QUICK a failure is shown as it was found.
 """
@@ -29,7 +29,9 @@ from tests.model.world import ALIAS, World
 from tests.move_history import noted
 
 LONG = "KFS_EXAMPLES" in os.environ
-EXAMPLES = int(os.environ.get("KFS_EXAMPLES", "6"))
+PARTS = 2 if LONG else 1
+"""For as many processors."""
+EXAMPLES = int(os.environ.get("KFS_EXAMPLES", "6")) // PARTS
 STEPS = int(os.environ.get("KFS_STEPS", "30"))
 
 
@@ -68,7 +70,8 @@ def machine(
     del connections.databases[ALIAS]
 
 
-def test_nothing_is_lost_doubled_or_left_behind(machine: type[Machine]) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_nothing_is_lost_doubled_or_left_behind(machine: type[Machine], part: int) -> None:
     """Whatever applications, old ones, workers and operators do, and whatever goes wrong."""
     if blob := os.environ.get("KFS_BLOB"):
         machine = reproduce_failure(hypothesis.__version__, blob.encode())(machine)

@@ -175,6 +175,10 @@ class World:
         assert isinstance(made, EncryptedStore)
         return made
 
+    def patrolled_at(self) -> Any:
+        """Return when the last patrol came to its end."""
+        return self.rows("SELECT completed_at FROM kfs_credentials_round WHERE name = 'patrol:default'")
+
     def reconnect(self) -> None:
         """Let the next process have a new connection."""
         for connection in connections.all(initialized_only=True):
@@ -312,10 +316,14 @@ class World:
         self.pass_grace()
 
     def pass_retention(self) -> None:
-        """Let all final rows be old enough to be forgotten, if a patrol has passed since."""
+        """Let all final rows be old enough to be forgotten, and what a patrol has passed be as long ago."""
         self.execute(
             "UPDATE source_secret_lifecycle_refs SET updated_at = updated_at - interval '91 days' "
             "WHERE state = 'deleted' AND next_delete_at IS NULL"
+        )
+        self.execute(
+            "UPDATE kfs_credentials_round SET started_at = started_at - interval '91 days', "
+            "covers_until = covers_until - interval '91 days'"
         )
 
 

@@ -18,7 +18,8 @@ from kfs_credentials.batch import Batch
 from kfs_credentials.models import KnowledgeSpace, Source, SourceSecretLifecycleRef
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.factories import SpaceFactory
-from tests.management.commands import PATIENCE, dsn
+from tests.management.commands import dsn
+from tests.waiting import PATIENCE
 
 Other = psycopg.Connection[Any]
 Files = Callable[[], list[Path]]

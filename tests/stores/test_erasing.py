@@ -14,8 +14,8 @@ from kfs_credentials.crypto import new_ref, object_name
 from kfs_credentials.errors import InvalidRef, LeaseLost, StoreUnavailable
 from kfs_credentials.stores import Address, SecretStore, secret_stores
 from kfs_credentials.stores.encrypted import EncryptedStore
-from tests.management.commands import PATIENCE
 from tests.stores.contract import SCOPE, VALUE
+from tests.waiting import PATIENCE
 
 Files = Callable[[], list[Path]]
 

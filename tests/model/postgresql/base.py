@@ -6,7 +6,8 @@ from typing import Any
 
 from django.db.backends.postgresql import base
 
-from tests.model.faults import FAULTS, Killed, terminate
+from tests.cuts import terminate
+from tests.model.faults import FAULTS, Killed
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
