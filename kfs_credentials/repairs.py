@@ -163,7 +163,7 @@ class Repairs:
             displaced = self._displaced(named)
             list(self.refs().filter(pk__in=displaced).lock(nowait=True).values_list("pk"))
             now = sql.query(self.using, "services/lock_source", tenant=named.tenant, source=named.source)
-            if not now or now[0][2] != named.ref:
+            if not now or now[0][2] != named.ref or not self._are_all(displaced, named):
                 return Repair.LATER
             adopted = sql.query(self.using, "cleanup/adopt", ref=named.ref, store="default", actor=current_actor())
             if not adopted:
@@ -179,7 +179,7 @@ class Repairs:
             rows = self.refs().filter(pk__in=ids)
             list(rows.lock(nowait=True).values_list("pk"))
             now = sql.query(self.using, "services/lock_source", tenant=named.tenant, source=named.source)
-            if not now or now[0][2] != named.ref:
+            if not now or now[0][2] != named.ref or not self._are_all(displaced, named):
                 return Repair.LATER
             back = rows.filter(credential_ref=named.ref, state=RefState.RETIRED).never_claimed()
             if not (back_again := list(back.values_list("pk", flat=True))):
@@ -214,6 +214,7 @@ class Repairs:
         except CredentialsTooLarge:
             return self._report(named, Repair.UNREADABLE)
         with short_transaction(self.using):
+            hold(self.using)  # before any row: `point` would do so after these
             displaced = self._displaced(named)
             list(self.refs().filter(pk__in=displaced).lock(nowait=True).values_list("pk"))
             point(
@@ -227,17 +228,26 @@ class Repairs:
                 receipt=receipt,
                 event=EventKind.RESCUED,
             )
+            if not self._are_all(displaced, named, copy.ref):
+                raise Moved
             self.keep(displaced)
             watch.end()
         logger.warning("source %s names a ref that is being erased: its secret was copied to a new one", named.source)
         return Repair.RESCUED
 
-    def _displaced(self, named: Named) -> list[uuid.UUID]:
-        """Return the rows of the same source that are active, and that it does not name."""
+    def _displaced(self, named: Named, copy: str | None = None) -> list[uuid.UUID]:
+        """Return the rows of the same source that are active, and that it does not name. `copy`: what it names now."""
         own = self.refs().filter(
             tenant_id=named.tenant, knowledge_space_id=named.space, source_id=named.source, state=RefState.ACTIVE
         )
-        return list(own.exclude(credential_ref=named.ref).values_list("pk", flat=True))
+        return list(own.exclude(credential_ref__in=[named.ref, copy]).values_list("pk", flat=True))
+
+    def _are_all(self, displaced: Sequence[uuid.UUID], named: Named, copy: str | None = None) -> bool:
+        """Return whether these, which are locked, are all that is displaced; ask it once the source is locked.
+
+        Another rotation may have come before that, and another old writer: its secret would be the newest.
+        """
+        return set(self._displaced(named, copy)) <= set(displaced)
 
     def keep(self, displaced: Sequence[uuid.UUID]) -> int:
         """Keep these rows, which the caller has locked, until a person chooses; return how many were in use."""

@@ -46,4 +46,6 @@ def terminate(connection: Any) -> None:
     """End a connection on the server's side, and wait until it is over."""
     with psycopg.connect(dsn(), autocommit=True) as session:
         backend = connection.connection.info.backend_pid
-        assert session.execute("SELECT pg_terminate_backend(%s, %s)", [backend, round(PATIENCE * 1000)]).fetchone() == (True,)
+        assert session.execute("SELECT pg_terminate_backend(%s, %s)", [backend, round(PATIENCE * 1000)]).fetchone() == (
+            True,
+        )

@@ -155,16 +155,17 @@ class LedgerQuerySet(LeasedQuerySet):
         return self.filter(~Exists(_naming()), ~Exists(broken), state=RefState.ACTIVE)
 
     def displaced(self) -> Self:
-        """Return the active refs that no source names, since theirs names one that came into use before them.
+        """Return the active refs that no source names, since theirs names one that is older.
 
         An old writer brought that one back, and the ledger had not retired it: a source was set to NULL and given these
-        since the last sweep. An active row does not change, so that `updated_at` is when it came into use.
+        since the last sweep. Older: reserved before them, or in use before them; `updated_at` of an active row is when
+        the ledger took note of that, which a reconciliation or a repair may do late.
         """
         older = self.model.objects.filter(
+            Q(created_at__lte=OuterRef(OuterRef("created_at"))) | Q(updated_at__lte=OuterRef(OuterRef("updated_at"))),
             credential_ref=OuterRef("credential_ref"),
             source_id=OuterRef("pk"),
             state=RefState.ACTIVE,
-            updated_at__lte=OuterRef(OuterRef("updated_at")),
         )
         source = Source.objects.filter(pk=OuterRef("source_id"), knowledge_space_id=OuterRef("knowledge_space_id"))
         return self.filter(~Exists(_naming()), Exists(source.filter(Exists(older))), state=RefState.ACTIVE)

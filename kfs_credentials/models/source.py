@@ -55,11 +55,14 @@ class HasLegacyCredentials(models.Func):
 
 
 class MetadataField(models.JSONField):
-    """`sources.metadata`. Whoever serializes it before the credentials are moved is warned (`dumpdata`, an API).
+    """`sources.metadata`. Whoever serializes it before the credentials are moved is warned, as `dumpdata` is.
+
+    Django's serializers ask here; what reads the attribute (`values`, an API's own serializers) does not.
 
     They are not left out: a dump that is loaded again would have lost them, and nobody would know.
     """
 
+    @sensitive  # the warning may have been made an error
     def value_to_string(self, obj: models.Model) -> Any:
         """Return what every serializer of Django asks for, with a warning where credentials are in it."""
         value = super().value_to_string(obj)
@@ -69,7 +72,7 @@ class MetadataField(models.JSONField):
                 "is made of it holds them too. Move them first (run_credential_backfill, credential_status), or leave "
                 "sources out (dumpdata --exclude kfs_credentials.source); for an API there is Source.shown().",
                 CredentialsInClearWarning,
-                stacklevel=2,
+                stacklevel=4,  # past what hides the value
             )
         return value
 

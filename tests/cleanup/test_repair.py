@@ -108,6 +108,34 @@ def test_every_newer_ref_is_kept_however_often_it_was_saved(steps: Cleanup) -> N
     assert {of_ref(ref).next_delete_at for ref in (oldest, newest)} == {None}
 
 
+@pytest.mark.parametrize(
+    ("claimed", "repair"), [(False, Repair.REINSTATED), (True, Repair.RESCUED)], ids=["never claimed", "claimed"]
+)
+def test_one_that_came_while_it_was_repaired_is_kept_too(
+    steps: Cleanup, store: EncryptedStore, claimed: bool, repair: Repair
+) -> None:
+    """The repair has seen what is displaced, and has locked nothing yet: a rotation, and one more stale save."""
+    source = make_source()
+    refs = [*rotated(source)]
+    older = refs[0]
+    if claimed:
+        SecretObject.objects.filter(pk=older).update(first_claimed_at=PAST)
+    name_ref(source, older)
+
+    def rotate_and_save() -> None:
+        refs.append(rotated(source)[1])
+        name_ref(source, older)
+
+    with before_statement('UPDATE OF "source_secret_lifecycle_refs" NOWAIT', lambda: elsewhere(rotate_and_save)):
+        assert steps.repair(older) is Repair.LATER
+    assert steps.repair(older) is repair
+    for ref in refs[1:]:
+        row = of_ref(ref)
+        assert (row.state, row.next_delete_at, row.last_error_code) == (RefState.RETIRED, None, RefError.DISPLACED)
+        assert store.get(scope_of(source), ref) == NEWER
+    assert check_invariants("default", store) == []
+
+
 def test_the_erasure_finds_it_too_and_puts_it_off(steps: Cleanup) -> None:
     source = make_source()
     older, newer = rotated(source)

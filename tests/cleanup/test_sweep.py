@@ -10,11 +10,13 @@ from django.db import connection
 from kfs_credentials import services
 from kfs_credentials.cleanup import Cleanup, Outcome
 from kfs_credentials.models import Attention, KnowledgeSpace, RefError, RefState, SecretObject, Source
+from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.repairs import Repair
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.conftest import Other
 from tests.cleanup.rows import (
     IN_STATE,
+    PAST,
     add_ref,
     add_secret,
     due_between,
@@ -174,6 +176,23 @@ def test_a_newer_ref_is_kept_though_the_older_one_was_never_retired(steps: Clean
     assert known(newer).attention == Attention.DISPLACED
     assert store.get(scope_of(source), newer) == {"token": "newer"}
     assert sweep(steps) == (0, {}), "it waits for a person"
+    assert check_invariants("default", store) == []
+
+
+def test_a_newer_ref_is_kept_though_the_older_one_was_activated_last(steps: Cleanup, store: EncryptedStore) -> None:
+    """It was named when the ledger had only reserved it: by a writer that died, and later by a stale save."""
+    source = make_source()
+    older = ref_of(source)
+    LedgerRow.objects.update(state=RefState.STAGED, source_version=None, recover_after=PAST)
+    name_ref(source, None)
+    rotated = services.rotate_credentials(tenant="tenant-a", source_id=source.pk, credentials={"token": "newer"})
+    newer = rotated.credential_ref or ""
+    name_ref(source, older)
+    assert steps.reconcile(10) == {"activated": 1}
+    assert of_ref(older).updated_at > of_ref(newer).updated_at
+    assert sweep(steps) == (1, {})
+    assert (of_ref(newer).state, of_ref(newer).last_error_code) == (RefState.RETIRED, RefError.DISPLACED)
+    assert store.get(scope_of(source), newer) == {"token": "newer"}
     assert check_invariants("default", store) == []
 
 

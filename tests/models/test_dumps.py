@@ -26,6 +26,7 @@ from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.admin.rows import OPERATIONS, BindingFactory
 from tests.factories import SourceFactory
 from tests.leaks.canary import CANARY, CREDENTIALS, hits
+from tests.leaks.frames import everything_shown
 from tests.management.commands import MANAGE, database_url, environment
 from tests.management.rows import table_contents
 
@@ -47,6 +48,7 @@ def test_every_way_to_serialize_what_is_in_clear_warns(format_: str, credentials
     with pytest.warns(CredentialsInClearWarning, match=r"dumpdata --exclude kfs_credentials\.source") as caught:
         made = serializers.serialize(format_, Source.objects.all())
     assert CANARY in str(made), "and a dump is whole"
+    assert {Path(one.filename).parent.name for one in caught} == {"serializers"}, "it is told where it is asked for"
     assert list(hits("\n".join(str(one.message) for one in caught))) == []
 
 
@@ -68,6 +70,15 @@ def test_a_warning_that_is_made_an_error_ends_the_dump() -> None:
         with pytest.raises(CommandError, match="a source is being serialized with its credentials in clear") as caught:
             dump()
     assert list(hits(str(caught.value))) == []
+
+
+def test_such_an_error_takes_no_value_along_from_our_frames() -> None:
+    source = SourceFactory.create(credentials=CREDENTIALS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CredentialsInClearWarning)
+        with pytest.raises(CredentialsInClearWarning) as caught:
+            Source._meta.get_field("metadata").value_to_string(source)
+    assert list(hits("\n".join(everything_shown(caught.value)))) == []
 
 
 def test_a_shell_shows_the_warning_once_and_beside_the_dump(secrets_directory: Path, settings: Settings) -> None:
