@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 CLEAN, WRONG = 0, 1
 ROUND = 15.0
 """Seconds of a round."""
+LONG = 45.0
+"""Seconds after which everything must have happened that is often enough."""
 
 DESCRIPTION = """
 Torture kfs_credentials: backfills, cleanups, re-encryptions, applications, and an old application that writes rows by
@@ -38,7 +40,7 @@ The last line: `kills` of processes; `moves`, the events of the ledger; `retries
 nobody knew what had become of them; `lost`, sources that an application does not get what it must from; `doubled`,
 secrets that are there twice; `leaked`, objects that belong to nothing and values that are where they must not be;
 `failed`, jobs and refs that need a person, and processes that ended as none should. The exit code is 1 if anything was
-lost, doubled or leaked.
+lost, doubled or leaked, and if something did not happen that happens again and again in a run of 45 seconds or more.
 """
 
 
@@ -121,14 +123,31 @@ def _run(torture: Torture, seconds: float, kills: int | None) -> int:
             for what in found:
                 print(f"{kind}: {what}", flush=True)  # noqa: T201
         _report(torture, verdict, time.monotonic() - started)
-    for what, count in sorted(torture.crew.counts.items()):
+    from tests.move_history import OF_REFS
+
+    counts = torture.crew.counts + torture.counts
+    for what, count in sorted(counts.items()):
         print(f"{what}: {count}")  # noqa: T201
-    moves = torture.scene.value("SELECT count(*) FROM kfs_credentials_event")
+    never = sorted(_often() - counts.keys()) if time.monotonic() - started > LONG else []
+    for what in never:
+        print(f"never: {what}")  # noqa: T201
+    moves = torture.scene.value("SELECT count(*) FROM kfs_credentials_event WHERE kind = ANY (%s)", [[*OF_REFS]])
     print(  # noqa: T201
         f"kills {killed()} moves {moves} retries {torture.crew.counts['retries']} lost {totals['lost']} "
         f"doubled {totals['doubled']} leaked {totals['leaked']} failed {totals['failed']}"
     )
-    return WRONG if totals["lost"] or totals["doubled"] or totals["leaked"] else CLEAN
+    return WRONG if totals["lost"] or totals["doubled"] or totals["leaked"] or never else CLEAN
+
+
+def _often() -> set[str]:
+    """Return what happens again and again, in the words in which it is counted."""
+    from tests.crashes.stores import AFTER_PUT, BEFORE_PUT, IN_PUT
+    from tests.torture.proxy import CUTS, FREEZES, KILLS
+    from tests.torture.store import HERE
+
+    at_steps = {f"{HERE}{place}" for place in (BEFORE_PUT, IN_PUT, AFTER_PUT)}
+    at_commits = {f"{fate.value} COMMIT" for fate in (*KILLS, *FREEZES, *CUTS)}
+    return {"kills", "freezes", "crashes", "terminations", "calls", "retries"} | at_steps | at_commits
 
 
 def _report(torture: Torture, verdict: Verdict, seconds: float) -> None:

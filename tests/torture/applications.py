@@ -70,6 +70,7 @@ class Application:
         self.tried_again = 0
         self.refused = 0
         memory.free.difference_update(spaces)
+        self.own = set(spaces) - memory.shared
         if again is not None:
             self._expect(again)
         while len(self.calls) < calls and self.sources:
@@ -100,8 +101,10 @@ class Application:
             self.in_doubt = self.calls[len(answers)]
         if self.in_doubt is not None and self.in_doubt.value is None:
             self.in_doubt = None  # nothing is changed by looking
+        if self.in_doubt is not None:
+            self._may_become(self.in_doubt.source, self.in_doubt.value)
         kept = self.in_doubt.space if self.in_doubt else None
-        self.memory.free |= {space for space in self.spaces if space in self.memory.spaces and space != kept}
+        self.memory.free |= {space for space in self.own if space in self.memory.spaces and space != kept}
 
     def _has_left(self, answers: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether it went by itself, before it had made all its calls."""
@@ -150,6 +153,8 @@ class Application:
             return
         if error == GONE and (known is None or GONE in known.may_be):
             return
+        if error == REVOKED and known is not None and REVOKED in known.may_be:
+            return
         self.memory.lost.append(f"{call.function} of source {call.source} was refused: {error}")
 
     # What it is to do, chosen at random beforehand.
@@ -158,7 +163,7 @@ class Application:
         space = random.choice(list(self.sources))
         sources = self.sources[space]
         kinds = ["create", "rotate", "resolve", "revoke", "delete", "delete_space"]
-        kind = random.choices(kinds, [25, 33, 25, 5, 10, 2])[0] if sources else "create"
+        kind = random.choices(kinds, [25, 33, 25, 5, 10, 2 if space in self.own else 0])[0] if sources else "create"
         if kind == "create":
             return self._create(space)
         if kind == "delete_space":
@@ -166,16 +171,23 @@ class Application:
             return Planned("delete_knowledge_space", {"tenant": TENANT, "space_id": space}, space, None, GONE)
         source = random.choice(sorted(sources))
         arguments: dict[str, Any] = {"tenant": TENANT, "source_id": source}
+        if kind == "resolve":
+            return Planned("resolve_credentials", arguments, space, source, None)
+        value = {"rotate": new_value(), "revoke": REVOKED, "delete": GONE}[kind]
+        self._may_become(source, value)
         if kind == "rotate":
-            value = new_value()
             arguments |= {"credentials": {"token": value}, "operation_id": str(uuid4())}
             return Planned("rotate_credentials", arguments, space, source, value)
         if kind == "revoke":
             return Planned("revoke_credentials", arguments, space, source, REVOKED)
-        if kind == "delete":
-            sources.discard(source)
-            return Planned("delete_source", arguments, space, source, GONE)
-        return Planned("resolve_credentials", arguments, space, source, None)
+        sources.discard(source)
+        return Planned("delete_source", arguments, space, source, GONE)
+
+    def _may_become(self, source: str | None, value: Value | None) -> None:
+        """Note of a shared source what it may be from now on, whether the call takes place or not."""
+        known = self.memory.sources.get(source or "")
+        if known is not None and known.shared and value is not None:
+            known.becomes(value)
 
     def _create(self, space: str) -> Planned:
         source, value = str(uuid4()), new_value()

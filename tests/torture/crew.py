@@ -16,6 +16,7 @@ from tests.torture.applications import CALLS, Application, Planned
 from tests.torture.judge import quotes
 from tests.torture.proxy import CUTS, FREEZES, KILLS, Fate
 from tests.torture.store import HERE
+from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from tests.crashes.scene import Scene
@@ -35,7 +36,7 @@ BACKFILLS, CLEANUPS, APPLICATIONS = 2, 3, 3
 LIFE = 0.5
 """Seconds that a process is left alone at first, at most: else few would come far."""
 A_WHILE, MOST_FROZEN = 0.4, 2.5
-"""Seconds that a process stays frozen: less than a lease, or longer than that and than some reservations."""
+"""Seconds that a process stays frozen: less than a lease, or longer than that, some reservations and some deadlines."""
 
 
 @dataclass
@@ -126,8 +127,7 @@ class Crew:
         spaces = random.sample(sorted(self.memory.free), min(2, len(self.memory.free)))
         if again is not None:
             spaces = [again.space, *spaces[:1]]
-        if not spaces:
-            return
+        spaces = list({*spaces, random.choice(sorted(self.memory.shared))})
         application = Application(self.memory, spaces, again, calls)
         worker = self._fork("application", PERFORM, application.order)
         self.processes.append(Process(worker, self.keys.generation, application))
@@ -147,6 +147,7 @@ class Crew:
                 "LATE_WRITE_HORIZON": random.choice([0, 0.5]),
                 "LEDGER_RETENTION": random.choice([0, 60]),
                 "RECOVER_AFTER": random.choice([0.3, 1, 5]),
+                "STORE_TIMEOUT": random.choice([1, 5]),
             },
         )
 
@@ -223,7 +224,7 @@ class Crew:
     def _judge(self, worker: Worker, code: int) -> None:
         """Count where it was struck, and note it if it has ended as none should."""
         self.counts.update(line for line in worker.printed.splitlines() if line.startswith(HERE))
-        if quotes(worker.printed):
+        if quotes(worker.printed, answers=worker.name.startswith("application")):
             self.leaked.append(f"{worker.name} has printed a value")
         refused = code == REFUSED and any(reason in worker.printed for reason in REASONS)
         if "Traceback" in worker.printed or (code not in (-signal.SIGKILL, *MAY_END) and not refused):
@@ -236,14 +237,20 @@ class Crew:
         for process in self.processes:
             self.signal(process.worker, signal.SIGKILL)
         for process in self.processes:
-            process.worker.ends_within(60)
+            process.worker.ends_within(PATIENCE)
         self.reap()
 
     def settle_doubts(self) -> None:
         """Let each call be made again over which an application died; nothing befalls anybody."""
+        deadline = time.monotonic() + PATIENCE
         while self.doubts or self.processes:
+            if time.monotonic() > deadline:
+                self.wrong.append(f"{len(self.doubts)} calls are still not answered, though nothing befalls anybody")
+                self.end()
+                self.doubts.clear()
+                return
             if self.doubts:
                 self._start_application(calls=1)
             for process in self.processes:
-                process.worker.ends_within(60)
+                process.worker.ends_within(PATIENCE)
             self.reap()

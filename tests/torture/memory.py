@@ -39,34 +39,48 @@ class Known:
     """What it may have been at any time: a ref that an old writer has displaced may hold any of it."""
     must_keep: Value | None = None
     """What was displaced last, and must be readable: nobody but an old writer has touched the source since."""
+    shared: bool = False
+    """Several write it at a time: of what each of them means it to be, nobody knows what comes last."""
 
     def becomes(self, *may_be: Value) -> None:
-        """Note that it was changed, by whomever."""
+        """Note that it was changed, by whomever; or may be, if it is shared."""
         self.ever |= self.may_be
-        self.may_be, self.must_keep = set(may_be), None
+        self.may_be = self.may_be.union(may_be) if self.shared else set(may_be)
+        self.must_keep = None
+
+    def is_now(self, value: Value) -> None:
+        """Note what it is, when nobody is at work on it."""
+        self.ever |= self.may_be
+        self.may_be, self.must_keep = {value}, None
 
 
 class Memory:
-    """All sources that there are or were, by space. An application has whole spaces to itself."""
+    """All sources that there are or were, by space. An application has whole spaces to itself, and a shared one."""
 
     def __init__(self) -> None:
         self.sources: dict[str, Known] = {}
         self.spaces: dict[str, set[str]] = {}
         self.free: set[str] = set()
         """The spaces that no application has."""
+        self.shared: set[str] = set()
+        """The spaces that all of them have, and the old application too, at the same time."""
         self.lost: list[str] = []
         """What is not as it must be, in sentences."""
 
-    def add_space(self, space: str) -> None:
-        """Note a space, empty and free."""
+    def add_space(self, space: str, *, shared: bool = False) -> None:
+        """Note a space, empty and free, or shared."""
         self.spaces[space] = set()
-        self.free.add(space)
+        (self.shared if shared else self.free).add(space)
 
     def add(self, source: str, space: str, value: Value) -> None:
         """Note a source that is there."""
         before = self.sources.get(source)
-        # Made anew under the same id, it has what waits for a person from before.
-        self.sources[source] = Known(space, {value}, before.ever if before else set())
+        if before is not None and before.shared:
+            before.becomes(value)
+        else:
+            # Made anew under the same id, it has what waits for a person from before.
+            known = Known(space, {value}, before.ever if before else set(), shared=space in self.shared)
+            self.sources[source] = known
         self.spaces[space].add(source)
 
     def forget(self, source: str) -> None:
@@ -90,7 +104,9 @@ class Memory:
             self.lost.append(f"source {source} is {shown({answer})}, and must be {shown(may_be)}")
 
     def vanished(self, source: str) -> None:
-        """Note that the row of a source is not there, though nobody has deleted it."""
+        """Note that the row of a source is not there: somebody has deleted it, or it is lost."""
+        if GONE in self.sources[source].may_be:
+            return
         self.lost.append(f"source {source} is gone, and nobody has deleted it")
         self.forget(source)
 

@@ -1,6 +1,6 @@
 """An old application: it writes rows as it has them in mind, by SQL, and has read some of them long ago.
 
-It knows nothing of the services, and touches only the spaces that no other application has to itself.
+It knows nothing of the services, and touches no space that another application has to itself at that moment.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ class OldApplication:
         self.acts = 0
         self._brought_back: tuple[str, str] | None = None
 
-    def add_space(self, sources: int) -> str:
+    def add_space(self, sources: int, *, shared: bool = False) -> str:
         """Make a space, with so many sources in clear; return its id."""
         space = str(uuid4())
         self.database.execute(MAKE_SPACE, [space, TENANT, f"made-up-{space}"])
-        self.memory.add_space(space)
+        self.memory.add_space(space, shared=shared)
         for _ in range(sources):
-            self._make(str(uuid4()), space)
+            source = str(uuid4())
+            self.memory.add(source, space, self._make(source, space))
         return space
 
     def act(self) -> None:
@@ -127,17 +128,21 @@ class OldApplication:
     def make_anew(self, source: str) -> None:
         """Delete a source, and make another one under its id."""
         space = self.memory.sources[source].space
-        self.delete(source)
-        self._make(source, space)
+        self.database.execute("DELETE FROM sources WHERE id = %s", [source])
+        value = self._make(source, space)  # may meet with a lock: then nothing has taken place
+        self.memory.forget(source)
+        self.memory.add(source, space, value)
 
     def delete_space(self, source: str) -> None:
         """Delete a space with all that is in it."""
         space = self.memory.sources[source].space
-        self.database.execute("DELETE FROM knowledge_spaces WHERE id = %s", [space])
-        self.memory.forget_space(space)
+        if space not in self.memory.shared:
+            self.database.execute("DELETE FROM knowledge_spaces WHERE id = %s", [space])
+            self.memory.forget_space(space)
 
     def _any(self) -> str | None:
-        free = [source for space in self.memory.free for source in self.memory.spaces[space]]
+        spaces = self.memory.free | self.memory.shared
+        free = [source for space in spaces for source in self.memory.spaces[space]]
         known = [source for source in self.read if source in free]
         return random.choice(known) if known and random.random() < 0.4 else random.choice(free) if free else None
 
@@ -178,6 +183,8 @@ class OldApplication:
         """
         displaced, kept = known.may_be, known.must_keep
         known.becomes(*row.may_be, UNREADABLE)
+        if known.shared:
+            return
         if displacing is not None and not self.database.rows(IN_USE, [displacing]):
             known.must_keep = kept if kept not in row.may_be else None
         elif displacing is not None and len(displaced) == 1:
@@ -187,11 +194,11 @@ class OldApplication:
         """Note if it must be readable: its erasure was not begun when this was committed, and now it never may be."""
         if self._brought_back is not None:
             source, ref = self._brought_back
-            if self.database.rows(NOT_CLAIMED, [ref]):
+            if not self.memory.sources[source].shared and self.database.rows(NOT_CLAIMED, [ref]):
                 self.memory.sources[source].may_be.discard(UNREADABLE)
         self._brought_back = None
 
-    def _make(self, source: str, space: str) -> None:
+    def _make(self, source: str, space: str) -> Value:
         value = new_value()
         self.database.execute(MAKE, [source, space, json.dumps({"title": 0, "credentials": {"token": value}})])
-        self.memory.add(source, space, value)
+        return value

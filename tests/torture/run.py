@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from example_project import postgres
     from tests.crashes.scene import Scene
 
-SPACES, PER_SPACE = 8, 6
+SPACES, SHARED, PER_SPACE = 8, 2, 6
 MOST_SOURCES = 120
 """With more than that nothing is added by the old application."""
 BOTH = "a source has both a ref and legacy credentials"
@@ -66,6 +66,8 @@ class Torture:
         self._take_keys()
         for _ in range(SPACES):
             self.old.add_space(PER_SPACE)
+        for _ in range(SHARED):
+            self.old.add_space(PER_SPACE, shared=True)
         path = f"{self.server.socket_directory}/.s.PGSQL.{self.server.port}"
         with Proxy(path, self.crew.decide, self.crew.act) as proxy:
             self.crew.tcp = {"HOST": "127.0.0.1", "PORT": str(proxy.port), "OPTIONS": {"sslmode": "disable"}}

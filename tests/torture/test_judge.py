@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
+
+import pytest
 
 from kfs_credentials.crypto import Scope, new_ref, object_name
 from tests.crashes.scene import Scene
+from tests.torture import crew as crew_module
+from tests.torture.applications import Application, Planned
+from tests.torture.crew import Crew, Process
 from tests.torture.judge import Judge, quotes
-from tests.torture.memory import TENANT, Memory, Value, new_value
+from tests.torture.keys import Keys
+from tests.torture.memory import GONE, TENANT, Memory, Value, new_value
 from tests.torture.old_application import OldApplication
+from tests.waiting import PATIENCE
 
 # As a rotation would leave it whose old ref is never retired.
 COPY = """
@@ -103,16 +110,28 @@ def park_the_ref(victim: Victim) -> None:
     )
 
 
+def let_nobody_sweep(victim: Victim) -> None:
+    victim.execute("DELETE FROM sources WHERE id = %s")
+    victim.memory.forget(victim.source)
+
+
+def use_what_was_claimed(victim: Victim) -> None:
+    claim = "UPDATE kfs_credentials_secret_object SET first_claimed_at = now() WHERE credential_ref = %s"
+    victim.scene.execute(claim, [victim.ref])
+
+
 DAMAGE: list[tuple[Callable[[Victim], None], str]] = [
     (lose_the_object, "lost"),
     (lose_the_source, "lost"),
     (lose_the_ref, "lost"),
     (resolve_to_an_old_value, "lost"),
     (survive_a_deletion, "lost"),
+    (use_what_was_claimed, "lost"),
     (keep_two_copies, "doubled"),
     (leave_it_in_clear, "doubled"),
     (leave_an_object, "leaked"),
     (leave_half_a_file, "leaked"),
+    (let_nobody_sweep, "leaked"),
     (write_a_value_elsewhere, "leaked"),
     (fail_the_job, "failed"),
     (park_the_ref, "failed"),
@@ -133,6 +152,52 @@ def test_what_is_wrong_is_found(scene: Scene, memory: Memory, old: OldApplicatio
 
 
 def test_what_is_printed() -> None:
-    assert quotes(f"no luck with {new_value()}")
-    assert not quotes('{"credentials": {"token": "' + new_value() + '"}}')
-    assert not quotes("no luck")
+    answer = '{"credentials": {"token": "' + new_value() + '"}}'
+    assert quotes(f"no luck with {new_value()}", answers=True)
+    assert quotes(answer, answers=False)
+    assert not quotes(answer, answers=True)
+    assert not quotes("no luck", answers=False)
+
+
+def test_what_was_displaced_and_is_not_kept(memory: Memory, old: OldApplication, judge: Judge) -> None:
+    old.add_space(1)
+    judge.finish()
+    (known,) = memory.sources.values()
+    known.must_keep = newer = new_value()
+    judge.finish()
+    (lost,) = judge.verdict().lost
+    assert lost.endswith(f": nothing is kept, and not {newer}")
+
+
+def test_a_call_that_is_refused_for_no_reason(memory: Memory, old: OldApplication) -> None:
+    space = old.add_space(1)
+    (source,) = memory.spaces[space]
+    rotation = Planned("rotate_credentials", {"source_id": source}, space, source, new_value())
+    application = Application(memory, [space], rotation, 1)
+    application.settle([{"error": "InvalidCredentials", "tries": 1}])
+    assert memory.lost == [f"rotate_credentials of source {source} was refused: InvalidCredentials"]
+
+
+@pytest.mark.parametrize(("function", "argument"), [("sys.exit", 2), ("json.loads", "{")])
+def test_a_process_that_ends_as_none_should(scene: Scene, memory: Memory, function: str, argument: object) -> None:
+    crew = Crew(scene, memory, Keys())
+    store: tuple[str, dict[str, Any]] = ("kfs_credentials.stores.encrypted.EncryptedStore", {})
+    worker = scene.fork("backfill", function, argument, store=store, settings={})  # type: ignore[arg-type]
+    crew.processes.append(Process(worker, generation=0))
+    worker.ends_within(PATIENCE)
+    crew.reap()
+    (wrong,) = crew.wrong
+    assert wrong.startswith(f"{worker.name} ended with {2 if function == 'sys.exit' else 1}")
+
+
+def test_a_call_that_is_never_answered(
+    scene: Scene, memory: Memory, old: OldApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = old.add_space(1)
+    (source,) = memory.spaces[space]
+    memory.add_space("shared", shared=True)
+    crew = Crew(scene, memory, Keys(), tcp={"HOST": "127.0.0.1", "PORT": "1", "OPTIONS": {}})
+    crew.doubts.append(Planned("delete_source", {"tenant": TENANT, "source_id": source}, space, source, GONE))
+    monkeypatch.setattr(crew_module, "PATIENCE", 0)
+    crew.settle_doubts()
+    assert crew.wrong == ["1 calls are still not answered, though nothing befalls anybody"]
