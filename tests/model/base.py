@@ -205,7 +205,7 @@ class Base(RuleBasedStateMachine):
             yield
         except BaseException:
             self.broken = True
-            self.reached.setdefault("failed in example", self.reached["examples"])
+            self.reached.setdefault("example that failed", self.reached["examples"])
             raise
 
     def _look(self) -> None:

@@ -20,8 +20,8 @@ from tests.model.races import Races
 from tests.model.world import ALIAS, SOURCES, UNREADABLE, ring
 
 CONDITIONS = ("none", "old", "new", "rotated", "string")
-ROUNDS = 12
-"""The most rounds that are left to go at the end, if everything that time brings has been brought."""
+ROUNDS, BATCHES = 12, 30
+"""The most rounds that are left to go at the end, and the most batches in each, if all that time brings was brought."""
 
 
 class Machine(Races):
@@ -80,14 +80,13 @@ class Machine(Races):
         return bool(failed)
 
     def _move_all(self, worker: Worker) -> bool:
-        steps, any_moved = worker.steps, False
-        while True:
+        steps = worker.steps
+        for batches in range(BATCHES):
             taken = self.backfill_step(worker, lambda: steps.claim(10) or steps.discover(10), None, claims=True).value
             if taken is None:
-                return any_moved
-            any_moved = True
-
+                return batches > 0
             self.backfill_step(worker, partial(_moved, steps, taken), None, moves=True)
+        raise AssertionError("a job is claimed again and again")
 
     def _clean_up(self, worker: Cleaner) -> bool:
         steps, before = worker.steps, self.seen
@@ -103,9 +102,13 @@ class Machine(Races):
         self.complete_sweep(0, None)
         with self.past():
             self.world.pass_horizon()
-        while (taken := self.cleanup_step(worker, lambda: steps.claim(100), None, claims=True).value) is not None:
+        for _ in range(BATCHES):
+            if (taken := self.cleanup_step(worker, lambda: steps.claim(100), None, claims=True).value) is None:
+                break
             if taken.items:
                 self.cleanup_step(worker, partial(_erased, steps, taken), None)
+        else:
+            raise AssertionError("a ref is claimed again and again")
         self.begin_patrol(0, None)
         while worker.patrol is not None:
             self.patrol(0, 100, None)

@@ -2,7 +2,7 @@
 
 The short form is a part of the suite. A long one, which tells in the end how far it got:
 
-    KFS_EXAMPLES=2000 KFS_STEPS=40 pytest -n 2 tests/model -s
+    KFS_EXAMPLES=2000 KFS_STEPS=40 pytest -n 2 tests/model
 
 KFS_BLOB, set to what a failure says, repeats that one example; with KFS_QUICK a failure is shown as it was found.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,13 +23,18 @@ from hypothesis.stateful import run_state_machine_as_test
 from pytest_django import Settings
 
 from tests.keys import NEW, OLD
+from tests.model.faults import AT_COMMIT, AT_READ, AT_STATEMENT, HELD, IN_STORE
 from tests.model.machine import Machine
+from tests.model.rules import OPTIONAL
 from tests.model.world import ALIAS, World
 from tests.move_history import noted
 
+FAULT_KINDS = (*AT_STATEMENT, *AT_COMMIT, *IN_STORE, *AT_READ, *HELD)
 LONG = "KFS_EXAMPLES" in os.environ
 PARTS = 2 if LONG else 1
 """For as many processors."""
+FEW, MANY = 6, 100
+"""Examples in which it gets somewhere; in which every fault comes, and every act."""
 EXAMPLES = int(os.environ.get("KFS_EXAMPLES", "6")) // PARTS
 STEPS = int(os.environ.get("KFS_STEPS", "30"))
 
@@ -64,27 +68,37 @@ def machine(
         Machine.world, Machine.history = world, history
         yield Machine
         world.close()
-        if LONG:  # it tells how far it got
-            sys.stderr.write("\n" + "\n".join(f"{what}: {count}" for what, count in sorted(Machine.reached.items())))
     logging.disable(logging.NOTSET)
     del connections.databases[ALIAS]
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_nothing_is_lost_doubled_or_left_behind(machine: type[Machine], part: int) -> None:
+def test_nothing_is_lost_doubled_or_left_behind(
+    machine: type[Machine], part: int, request: pytest.FixtureRequest
+) -> None:
     """Whatever applications, old ones, workers and operators do, and whatever goes wrong."""
     if blob := os.environ.get("KFS_BLOB"):
         machine = reproduce_failure(hypothesis.__version__, blob.encode())(machine)
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=STEPS,
-            deadline=None,
-            # In the suite the same examples for everybody, so that a failure is whoever's who has changed something.
-            derandomize=not LONG,
-            print_blob=True,
-            phases=[phase for phase in Phase if phase is not Phase.shrink or "KFS_QUICK" not in os.environ],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    try:
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=EXAMPLES,
+                stateful_step_count=STEPS,
+                deadline=None,
+                # In the suite the same examples for everybody: a failure is due to what was changed.
+                derandomize=not LONG,
+                print_blob=True,
+                phases=[phase for phase in Phase if phase is not Phase.shrink or "KFS_QUICK" not in os.environ],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        if LONG:
+            request.node.user_properties.append(("reached", dict(machine.reached)))
+    reached = machine.reached.keys()
+    if EXAMPLES >= FEW:
+        assert {"race: overtake", "Move: ACTIVATE", "Outcome: ERASED"} <= reached, "it did not get far"
+        assert any(what.startswith("fault: ") for what in reached)
+    if EXAMPLES >= MANY:
+        assert {*(f"fault: {how}" for how in FAULT_KINDS), *(f"act: {act}" for act in OPTIONAL)} <= reached

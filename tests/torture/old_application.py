@@ -37,6 +37,8 @@ WHERE ledger.credential_ref = %s AND ledger.state IN ('retired', 'active')
   AND ledger.delete_attempts = 0 AND object.first_claimed_at IS NULL
 """
 IN_USE = "SELECT FROM source_secret_lifecycle_refs WHERE credential_ref = %s AND state = 'active'"
+AT_WORK = "SELECT source_id::text FROM source_credential_backfills WHERE run_state = 'running'"
+"""Where a backfill has read the credentials, and has not removed them yet: a write is most dangerous then."""
 MOST_READ = 200
 """How many rows it has in mind at most."""
 
@@ -143,8 +145,13 @@ class OldApplication:
     def _any(self) -> str | None:
         spaces = self.memory.free | self.memory.shared
         free = [source for space in spaces for source in self.memory.spaces[space]]
-        known = [source for source in self.read if source in free]
-        return random.choice(known) if known and random.random() < 0.4 else random.choice(free) if free else None
+        if random.random() < 0.3:
+            at_work = {source for (source,) in self.database.rows(AT_WORK)}.intersection(free)
+        else:
+            at_work = set()
+        known = [source for source in self.read if source in free] if random.random() < 0.4 else []
+        some = sorted(at_work) or known or free
+        return random.choice(some) if some else None
 
     @contextmanager
     def briefly(self) -> Iterator[None]:
