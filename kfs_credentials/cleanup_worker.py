@@ -212,11 +212,12 @@ class CleanupWorker(Worker):
             self._in_flight = erasure
             try:
                 self._start_delete(erasure, previous)
-            except KfsCredentialsError:
+            except KfsCredentialsError as error:
                 # No store is at work on it: nobody has to wait for it, and it must not look as if it had killed us.
                 self._in_flight = None
                 self._give_back(erasure)
-                raise
+                if not isinstance(error, LeaseLost):  # while room was made: whoever has it by now goes on with it
+                    raise
         return erasure
 
     def _finish(self, erasure: Erasure) -> None:

@@ -18,6 +18,7 @@ from kfs_credentials.errors import (
     SecretRetained,
     SecretStoreError,
     StoreDenied,
+    StoreFull,
     StoreMisconfigured,
     StoreUnavailable,
 )
@@ -294,6 +295,34 @@ def test_a_lease_that_is_lost_meanwhile_writes_nothing(
     assert (summary.end, summary.outcomes[Outcome.CONFIRMED]) == (End.DRAINED, 4)
     assert len(lost) == 1
     assert set(SecretObject.objects.values_list("receipt", flat=True)) == {"absent"}
+    assert {reread(row).delete_attempts for row in rows} == {0}
+
+
+def test_a_lease_that_is_lost_while_room_is_made_is_one_like_any_other(
+    store: EncryptedStore, worker: CleanupWorker, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen for longer than its lease, on a disk that is full: the batch is given back, and the worker goes on."""
+    rows = [add_secret(store) for _ in range(4)]
+    replace, room = EncryptedStore._replace_probe, worker.steps._make_room
+    frozen = list[Erasure]()
+
+    def replace_probe(store: EncryptedStore, probe: Any, *, deadline: Any) -> None:
+        if len(files()) == 4:
+            raise StoreFull("no room")
+        replace(store, probe, deadline=deadline)
+
+    def make_room(store: Any, erasure: Erasure, *rest: Any) -> None:
+        if not frozen:
+            frozen.append(erasure)
+            erasure.lease.confirmed_at -= 61
+            LedgerRow.objects.leased().update(lease_expires_at=PAST)
+        room(store, erasure, *rest)
+
+    monkeypatch.setattr(EncryptedStore, "_replace_probe", replace_probe)
+    monkeypatch.setattr(worker.steps, "_make_room", make_room)
+    summary = worker.run()
+    assert (summary.end, summary.outcomes) == (End.DRAINED, {Outcome.ERASED: 4, Outcome.CONFIRMED: 4})
+    assert (len(frozen), files(), leased()) == (1, [], 0)
     assert {reread(row).delete_attempts for row in rows} == {0}
 
 
