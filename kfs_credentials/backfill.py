@@ -106,7 +106,7 @@ class Backfill:
             for item in items:
                 item.retry_count += 1
                 if item.retry_count >= settings.MAX_ATTEMPTS:
-                    item.failed(JobError.WORKER_LOST)
+                    item.out_of_reach(JobError.WORKER_LOST)
         ring = key_ring()
         for item in items:
             if item.put is Put.NOTHING:
@@ -234,7 +234,7 @@ class Backfill:
             call, batch.call = batch.call, None
             for item, outcome in zip(batch.putting, call.result(), strict=True):
                 item.put_outcome(outcome)
-        # Rare: somebody else has activated the candidate. What nobody can read is not taken for done.
+        # Rare: somebody else has activated the candidate. What is not put and nobody can read is not taken for done.
         if reading := [item for item in batch.items if item.to_read]:
             found = self.store.get_many([Address(item.scope, item.ref) for item in reading])
             for item, secret in zip(reading, found, strict=True):
