@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import ImproperlyPrepared, KfsCredentialsError, LeaseLost, StoreUnavailable, WorkersPaused
@@ -33,6 +33,13 @@ class ReencryptionSummary(Summary):
     """Refs and reasons, the first `MOST_NAMED` of them."""
     expected: int = 0
     found: int = 0
+
+
+class Part(NamedTuple):
+    """What was settled of a batch in one transaction; or only looked at, since the lease is `lost`."""
+
+    items: Sequence[Object]
+    lost: LeaseLost | None
 
 
 class ReencryptionWorker(Worker):
@@ -182,36 +189,45 @@ class ReencryptionWorker(Worker):
     def _settle(self, batch: Batch) -> bool:
         """Note what became of a batch, and erase again what was erased meanwhile; return False if that is to stop.
 
-        In smaller parts, if that takes longer than the server allows.
+        In smaller parts, if that takes longer than the server allows. Raises `LeaseLost` if another run has begun, once
+        all of it was looked at: nothing is noted then, and what is back is erased again all the same.
         """
         left = batch.items
+        lost: LeaseLost | None = None
         try:
             while left:
                 part = self._until_answered(partial(self._settle_some, batch, left))
                 if part is None:
                     break
-                left = left[len(part) :]
-                self._moved_at = time.monotonic()
-                self._count(part)
+                left = left[len(part.items) :]
+                lost = part.lost
+                if lost is None:
+                    self._moved_at = time.monotonic()
+                    self._count(part.items)
         finally:
             self._erase_again(batch)
-        if left:
-            logger.warning(
-                "it could not be looked up whether %d refs were erased while they were sealed anew: the cleanup's "
-                "patrol finds what is back",
-                len(left),
-            )
+            if left:
+                logger.warning(
+                    "it could not be looked up whether %d refs were erased while they were sealed anew: the cleanup's "
+                    "patrol finds what is back",
+                    len(left),
+                )
+        if lost is not None:
+            raise lost
         return not left
 
-    def _settle_some(self, batch: Batch, left: Sequence[Object]) -> Sequence[Object]:
+    def _settle_some(self, batch: Batch, left: Sequence[Object]) -> Part:
         """Settle as many of these as one transaction may take by now; return them. `batch.back` gets what is back."""
         part = replace(batch, items=list(left[: self._size]), back=[])
+        lost = None
         try:
             self.steps.settle(part)
+        except LeaseLost as error:
+            lost = error
         finally:
             known = {item.ref for item in batch.back}
             batch.back += [item for item in part.back if item.ref not in known]
-        return part.items
+        return Part(part.items, lost)
 
     def _count(self, items: Sequence[Object]) -> None:
         for item in items:
