@@ -192,7 +192,7 @@ class CleanupWorker(Worker):
         """Claim the next batch, and start the store on it. `previous`: what is at work besides."""
         if self.stop or self._pace.delay():
             return None
-        size = self._pace.batch(self._size)
+        size = self._at_once
         if self.limit is not None:
             size = min(size, self.limit - self.taken)
         if size <= 0:
@@ -245,16 +245,24 @@ class CleanupWorker(Worker):
                         return None  # given back; what is erased by then is found absent next time
                     self._renew(erasure)
                     self._renew_in_flight()
-                self.steps.finish_delete(erasure)
-                answers = [item.result for item in erasure.items]
-                if trouble := next((answer for answer in answers if isinstance(answer, StoreUnavailable)), None):
-                    return trouble  # of some refs only; they are given back, and would be due again at once
+                if trouble := self._finish_delete(erasure):
+                    self._less_at_once(trouble, len(erasure.items))
+                    return trouble
                 self._store_answered()
         except (StoreUnavailable, StoreDenied, StoreMisconfigured) as error:
             return error
         except LeaseLost:
             pass
         return None
+
+    def _finish_delete(self, erasure: Erasure) -> StoreUnavailable | None:
+        """Note what a store answered; return what is wrong with it for now, if anything."""
+        try:
+            self.steps.finish_delete(erasure)
+        except StoreUnavailable as error:
+            return error
+        # Of some refs only: they are given back, and would be due again at once.
+        return next((item.result for item in erasure.items if isinstance(item.result, StoreUnavailable)), None)
 
     def _start_delete(self, erasure: Erasure, previous: Erasure | None = None) -> bool:
         """Start the next store; return False if none is left to ask, or if the database is out of reach.

@@ -143,7 +143,7 @@ class ReencryptionWorker(Worker):
         """Return as many of these as one batch may take, in rows and in bytes."""
         items: list[Object] = []
         size = 0
-        for one in objects[: self._pace.batch(self._size)]:
+        for one in objects[: self._at_once]:
             size += one.size
             if items and size > settings.BATCH_BYTES:
                 break
@@ -156,7 +156,8 @@ class ReencryptionWorker(Worker):
             is_answered = self._replace(batch)
         finally:
             settled = self._settle(batch)
-        self._grow()
+        if is_answered:
+            self._grow()
         self._tick()
         self.progress(self.summary)
         return is_answered and settled
@@ -175,6 +176,7 @@ class ReencryptionWorker(Worker):
                         self._renew(batch)
                     self.steps.finish_replace(batch)
             except StoreUnavailable as error:
+                self._less_at_once(error, len(batch.asked))
                 self._wait_for_store(error, lambda: self._renew(batch))
                 if self.stop:
                     return False
@@ -184,7 +186,7 @@ class ReencryptionWorker(Worker):
 
     def _start_replace(self, batch: Batch) -> bool:
         """Start the next store; return False if none is left to ask, or if there is no waiting for the database."""
-        return bool((self._until_answered(lambda: [self.steps.start_replace(batch)]) or [False])[0])
+        return bool((self._until_answered(lambda: [self.steps.start_replace(batch, self._store_size)]) or [False])[0])
 
     def _settle(self, batch: Batch) -> bool:
         """Note what became of a batch, and erase again what was erased meanwhile; return False if that is to stop.
@@ -247,8 +249,9 @@ class ReencryptionWorker(Worker):
         while batch.back:
             count = len(batch.back)
             try:
-                self.steps.erase_again(batch)
+                self.steps.erase_again(batch, self._store_size)
             except StoreUnavailable as error:
+                self._less_at_once(error, min(count, self._store_size))
                 if self.stop.overdue:
                     break
                 self._wait_for_store(error, lambda: self._renew(batch))
@@ -256,7 +259,8 @@ class ReencryptionWorker(Worker):
                 logger.warning("the store refused an erasure: %s", error)
                 break
             else:
-                logger.info("%d refs were erased while they were sealed anew: erased again", count)
+                again = count - len(batch.back)
+                logger.info("%d refs were erased while they were sealed anew: erased again", again)
         if batch.back:
             logger.warning(
                 "%d refs were erased while they were sealed anew, and may be back: the cleanup erases them again",

@@ -84,6 +84,19 @@ def test_an_outage_costs_no_attempt_and_ends_by_itself(
     assert (calls, attempts(), files()) == ([5] * 6, {("deleted", 0)}, [])
 
 
+def test_a_batch_that_the_store_does_not_do_in_time_makes_the_next_ones_smaller_for_a_while(
+    store: EncryptedStore, worker: CleanupWorker, monkeypatch: pytest.MonkeyPatch, kfs_settings: Change
+) -> None:
+    kfs_settings(LATE_WRITE_HORIZON=600)
+    for _ in range(60):
+        add_secret(store)
+    calls = failing_deletes(monkeypatch, *[StoreUnavailable("late", late=True)] * 2)
+    worker.batch_size = worker._size = worker._store_size = 40
+    worker.due_only = True
+    assert worker.run().outcomes == {Outcome.RELEASED: 60, Outcome.ERASED: 60}
+    assert calls == [40, 20, 20, 10, 11, 12, 7]
+
+
 def test_what_the_store_asks_for_is_kept(store: EncryptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     add_secret(store)
     failing_deletes(monkeypatch, StoreUnavailable("busy", retry_after=30), DOWN)
