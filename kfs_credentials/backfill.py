@@ -141,7 +141,8 @@ class Backfill:
                 item.fingerprint = item.fingerprint_now(ring)
             lease.size = max(len(items), 1 + beside)
             # Now that the values are read and canonical, so that closing waits for one statement. Sources are locked by
-            # now, against the rule of `hold`: nobody waits for these.
+            # now, against the rule of `hold`: none of ours waits for these. An old application's UPDATE does, while a
+            # key is being closed: as long as this waits, for LOCK_TIMEOUT at most. What closes waits for no source.
             hold(self.using)
             refuse_closed(self.using, ring.primary.id)
             reserved = self._reserve(items, lease, ring)
