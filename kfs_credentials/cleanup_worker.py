@@ -59,6 +59,8 @@ class CleanupSummary(Summary):
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     repairs: Counter[Repair] = field(default_factory=Counter)
     retired: int = 0
+    kept: int = 0
+    """Refs that the sweep kept for a person, since an older one has displaced them."""
     purged: int = 0
     events_purged: int = 0
     unknown: int = 0
@@ -351,6 +353,7 @@ class CleanupWorker(Worker):
         if page is None:
             return False
         self.summary.retired += page.retired
+        self.summary.kept += page.kept
         try:
             for ref in page.to_repair:
                 if self.stop:
@@ -365,7 +368,7 @@ class CleanupWorker(Worker):
             self._abandon_round(position)
             self._sweep, self._sweep_at = None, 0.0
             raise
-        if page.retired or not page.more:
+        if page.retired or page.kept or not page.more:
             self._moved_at = time.monotonic()  # a page that moved nothing is no move: it may be looked at for ever
         if not page.more:
             self._sweep = None

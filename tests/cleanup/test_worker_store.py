@@ -339,6 +339,25 @@ def test_a_lease_that_is_lost_while_room_is_made_is_one_like_any_other(
     assert {reread(row).delete_attempts for row in rows} == {0}
 
 
+def test_the_look_at_the_probe_before_room_is_made_lets_leases_be_renewed(
+    store: EncryptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_secret(store)
+    steps, renewed = Cleanup(using="default", worker="tests", lease=60.0), threading.Event()
+    erasure = steps.claim(1)
+    assert erasure is not None
+    real = EncryptedStore._read_probe
+
+    def slow(store: EncryptedStore) -> Any:
+        assert renewed.wait(PATIENCE)
+        return real(store)
+
+    monkeypatch.setattr(EncryptedStore, "_read_probe", slow)
+    addresses = [address for item in erasure.items if (address := item.address()) is not None]
+    steps._make_room(store, erasure, addresses, renewed.set)
+    assert erasure.made_room == {addresses[0].ref}
+
+
 def test_rows_that_another_worker_took_over_are_lost_and_the_others_settled(
     store: EncryptedStore, monkeypatch: pytest.MonkeyPatch, kfs_settings: Change
 ) -> None:
