@@ -106,7 +106,7 @@ class Backfill:
             for item in items:
                 item.retry_count += 1
                 if item.retry_count >= settings.MAX_ATTEMPTS:
-                    item.failed(JobError.WORKER_LOST)
+                    item.out_of_reach(JobError.WORKER_LOST)
         ring = key_ring()
         for item in items:
             if item.put is Put.NOTHING:
@@ -141,7 +141,8 @@ class Backfill:
                 item.fingerprint = item.fingerprint_now(ring)
             lease.size = max(len(items), 1 + beside)
             # Now that the values are read and canonical, so that closing waits for one statement. Sources are locked by
-            # now, against the rule of `hold`: nobody waits for these.
+            # now, against the rule of `hold`: none of ours waits for these. An old application's UPDATE does, while a
+            # key is being closed: as long as this waits, for LOCK_TIMEOUT at most. What closes waits for no source.
             hold(self.using)
             refuse_closed(self.using, ring.primary.id)
             reserved = self._reserve(items, lease, ring)
@@ -234,7 +235,7 @@ class Backfill:
             call, batch.call = batch.call, None
             for item, outcome in zip(batch.putting, call.result(), strict=True):
                 item.put_outcome(outcome)
-        # Rare: somebody else has activated the candidate. What nobody can read is not taken for done.
+        # Rare: somebody else has activated the candidate. What is not put and nobody can read is not taken for done.
         if reading := [item for item in batch.items if item.to_read]:
             found = self.store.get_many([Address(item.scope, item.ref) for item in reading])
             for item, secret in zip(reading, found, strict=True):

@@ -103,7 +103,7 @@ class BackfillWorker(Worker):
         """Lease the next batch: jobs that wait before sources that have none yet. `beside`: another one is at work."""
         if self.stop or self._pace.delay():
             return None
-        size = self._pace.batch(self._size)
+        size = self._at_once
         if self.limit is not None:
             size = min(size, self.limit - self.taken)
         if size <= 0:
@@ -169,7 +169,9 @@ class BackfillWorker(Worker):
             self._claim_after = time.monotonic() + settings.POLL_INTERVAL
         elif moves[Move.REFRESH]:
             self._claim_after = 0.0
-        self._grow()
+        if trouble is None:
+            self._grow()
+        self._less_at_once(trouble, len(batch.items))
         self.progress(self.summary)
         if isinstance(trouble, StoreUnavailable):
             self._wait_for_store(trouble, lambda: None if also is None else self._renew(also))

@@ -80,8 +80,8 @@ class Put(enum.Enum):
     STALE = "stale"  # the candidate was reserved for another value
     RETRY = "retry"  # failed, may succeed later
     FAILED = "failed"  # failed, and would again
-    READ = "read"  # nothing to put: the source names the candidate already, and it can be read
-    MISSING = "missing"  # the source names the candidate already, and it cannot be read
+    READ = "read"  # not put: the source names the candidate already, and it can be read
+    MISSING = "missing"  # not put: the source names the candidate already, and it cannot be read, or must not be
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class Item:
             if self.legacy is not None:
                 self.plaintext = self.legacy.plaintext()
         except InvalidScope:
-            self.failed(JobError.SCOPE_INVALID)
+            self.out_of_reach(JobError.SCOPE_INVALID)
         except CredentialsTooLarge:
             self.failed(JobError.TOO_LARGE)
         except InvalidCredentials:
@@ -159,6 +159,10 @@ class Item:
     def failed(self, error: JobError) -> None:
         """Note a failure that would come again."""
         self.put, self.error = Put.FAILED, error
+
+    def out_of_reach(self, error: JobError) -> None:
+        """Note that this can be neither put nor read, whether its source names the candidate already or not."""
+        self.put, self.error = (Put.MISSING if self.named else Put.FAILED), error
 
     def retry(self, error: JobError) -> None:
         """Note a failure that may pass."""
@@ -179,8 +183,9 @@ class Item:
 
     @property
     def to_read(self) -> bool:
-        """Whether there is nothing to put, and the candidate is only taken as it is if it can be read."""
-        return self.put is Put.NOTHING and self.plaintext is None and self.usable and self.named
+        """Whether the source names the candidate and nothing was put: it is only taken as it is if it can be read."""
+        is_known = self.put in (Put.STORED, Put.READ, Put.MISSING)
+        return not is_known and self.plaintext is None and self.usable and self.named
 
     def read_outcome(self, outcome: Credentials | KfsCredentialsError) -> None:
         """Note what the store answered when the candidate was read."""
@@ -274,12 +279,13 @@ def decide(
         return (Move.RELEASE if locked_elsewhere else Move.ABANDON), None
     if source.ref == item.ref and ledger in (RefState.CANDIDATE, RefState.ACTIVE):
         match item.put:
+            case Put.STORED | Put.READ:
+                return Move.ADOPT, None
             case Put.MISSING:
                 return Move.FAIL, item.error
-            case Put.NOTHING:
-                return Move.RELEASE, None  # not looked at yet: the next claim reads it
             case _:
-                return Move.ADOPT, None
+                # Not looked at, or not as it should be, and in use only since then: the next claim reads it.
+                return Move.RELEASE, None
     if source.ref is not None or source.legacy is None:
         return Move.ABANDON, None
     if leaving or source.deleting:

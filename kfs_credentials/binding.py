@@ -210,13 +210,13 @@ class Watch:
             raise broken(BindingProblem.OLD_DATABASE, now.store)
 
 
-def check_bound(using: str, store: str) -> Watch:
+def check_bound(using: str, store: str, meanwhile: Callable[[], None] = lambda: None) -> Watch:
     """Raise `BindingBroken` unless both halves fit together; return what to watch. Changes nothing.
 
-    Raises what the store raises, too.
+    Raises what the store raises, too. `meanwhile` is called now and then while that answers, and may raise to stop it.
     """
     watch = Watch.begin(using, store)
-    seen = secret_stores[store].read_probe()
+    seen = wait_for(secret_stores[store].start_read_probe(), meanwhile)
     try:
         watch.look(seen)
     except BindingBroken as error:

@@ -162,9 +162,11 @@ class PatrolPosition:
 
 
 class Swept(NamedTuple):
-    """What a page of a sweep found: refs retired or kept, and refs that sources name and that are to be repaired."""
+    """What a page of a sweep found: refs that sources name and that are to be repaired, besides the counts."""
 
     retired: int
+    kept: int
+    """Displaced by an older ref, and kept for a person."""
     to_repair: list[str]
     more: bool
 
@@ -250,7 +252,8 @@ class Cleanup:
             with short_transaction(self.using):
                 found = sql.query(self.using, "cleanup/sweep_sources", **wanted)
             position.after = found[-1][0] if found else None
-            return Swept(0, [ref for ref, fine in found if not fine], more=bool(found))
+            return Swept(0, 0, [ref for ref, fine in found if not fine], more=bool(found))
+        retired = kept = 0
         with short_transaction(self.using):
             following = self.refs()
             if position.after is not None:
@@ -262,27 +265,27 @@ class Cleanup:
                 active = [row for row, _, state, _ in page if state == RefState.ACTIVE]
                 undated = [row for row, _, state, due in page if state == RefState.RETIRED and due is None]
                 named = set(self.refs().filter(pk__in=active).named().values_list("pk", flat=True))
-                retired = self._let_go([*(row for row in active if row not in named), *undated])
+                retired, kept = self._let_go([*(row for row in active if row not in named), *undated])
                 refs = {ref for _, ref, *_ in page}
                 self._know(refs.difference(SecretObject.objects.using(self.using).in_bulk(refs)))
         if not page:
             position.after, position.through_ledger = None, True
-            return Swept(0, [], more=True)
+            return Swept(0, 0, [], more=True)
         position.after = page[-1][1]
-        return Swept(retired, [], more=True)
+        return Swept(retired, kept, [], more=True)
 
-    def _let_go(self, rows: Sequence[uuid.UUID]) -> int:
-        """Lock these rows, look again what is to become of each, and do it; return how many were retired or kept."""
+    def _let_go(self, rows: Sequence[uuid.UUID]) -> tuple[int, int]:
+        """Lock these rows, look again what is to become of each, and do it; return how many were retired, and kept."""
         locked = self.refs().filter(pk__in=rows).lock(skip_locked=True).values_list("pk", flat=True)
         if not (rows and (ids := list(locked))):
-            return 0
+            return 0, 0
         ours = self.refs().filter(pk__in=ids)
         kept = self.repairs.keep(list(ours.displaced().values_list("pk", flat=True)))
         # Looked up after that: what is kept is neither.
         retired = dict(ours.orphaned().values_list("pk", "credential_ref"))
         retired |= dict(ours.undated().values_list("pk", "credential_ref"))
         SecretObject.objects.using(self.using).mark(retired.values(), None)
-        return kept + self.refs().filter(pk__in=retired).retire()
+        return self.refs().filter(pk__in=retired).retire(), kept
 
     def _know(self, refs: Iterable[str]) -> None:
         """Make rows about objects whose refs somebody else has reserved, so that the patrol can find them."""
@@ -414,7 +417,7 @@ class Cleanup:
         ledger hears of the batch as a whole, and till then a copy of the store from before this is told by the epoch,
         or else its object is still to be erased.
         """
-        watch = check_bound(self.using, store.alias)
+        watch = check_bound(self.using, store.alias, meanwhile)
         for address in addresses:
             call = store.start_delete_many([address], guard=erasure.lease.check, look=watch.look)
             if wait_for(call, meanwhile) == [True]:

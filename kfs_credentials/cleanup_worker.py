@@ -59,6 +59,8 @@ class CleanupSummary(Summary):
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     repairs: Counter[Repair] = field(default_factory=Counter)
     retired: int = 0
+    kept: int = 0
+    """Refs that the sweep kept for a person, since an older one has displaced them."""
     purged: int = 0
     events_purged: int = 0
     unknown: int = 0
@@ -192,7 +194,7 @@ class CleanupWorker(Worker):
         """Claim the next batch, and start the store on it. `previous`: what is at work besides."""
         if self.stop or self._pace.delay():
             return None
-        size = self._pace.batch(self._size)
+        size = self._at_once
         if self.limit is not None:
             size = min(size, self.limit - self.taken)
         if size <= 0:
@@ -212,11 +214,12 @@ class CleanupWorker(Worker):
             self._in_flight = erasure
             try:
                 self._start_delete(erasure, previous)
-            except KfsCredentialsError:
+            except KfsCredentialsError as error:
                 # No store is at work on it: nobody has to wait for it, and it must not look as if it had killed us.
                 self._in_flight = None
                 self._give_back(erasure)
-                raise
+                if not isinstance(error, LeaseLost):  # while room was made: whoever has it by now goes on with it
+                    raise
         return erasure
 
     def _finish(self, erasure: Erasure) -> None:
@@ -244,16 +247,24 @@ class CleanupWorker(Worker):
                         return None  # given back; what is erased by then is found absent next time
                     self._renew(erasure)
                     self._renew_in_flight()
-                self.steps.finish_delete(erasure)
-                answers = [item.result for item in erasure.items]
-                if trouble := next((answer for answer in answers if isinstance(answer, StoreUnavailable)), None):
-                    return trouble  # of some refs only; they are given back, and would be due again at once
+                if trouble := self._finish_delete(erasure):
+                    self._less_at_once(trouble, len(erasure.items))
+                    return trouble
                 self._store_answered()
         except (StoreUnavailable, StoreDenied, StoreMisconfigured) as error:
             return error
         except LeaseLost:
             pass
         return None
+
+    def _finish_delete(self, erasure: Erasure) -> StoreUnavailable | None:
+        """Note what a store answered; return what is wrong with it for now, if anything."""
+        try:
+            self.steps.finish_delete(erasure)
+        except StoreUnavailable as error:
+            return error
+        # Of some refs only: they are given back, and would be due again at once.
+        return next((item.result for item in erasure.items if isinstance(item.result, StoreUnavailable)), None)
 
     def _start_delete(self, erasure: Erasure, previous: Erasure | None = None) -> bool:
         """Start the next store; return False if none is left to ask, or if the database is out of reach.
@@ -342,6 +353,7 @@ class CleanupWorker(Worker):
         if page is None:
             return False
         self.summary.retired += page.retired
+        self.summary.kept += page.kept
         try:
             for ref in page.to_repair:
                 if self.stop:
@@ -356,7 +368,7 @@ class CleanupWorker(Worker):
             self._abandon_round(position)
             self._sweep, self._sweep_at = None, 0.0
             raise
-        if page.retired or not page.more:
+        if page.retired or page.kept or not page.more:
             self._moved_at = time.monotonic()  # a page that moved nothing is no move: it may be looked at for ever
         if not page.more:
             self._sweep = None

@@ -122,15 +122,17 @@ class NotAsSaid(SecretStoreError):
 class StoreUnavailable(SecretStoreError):
     """The store did not answer in time, or answered that it cannot serve now. Trying later is right.
 
-    `retry_after`: seconds the store asked to be left alone, or None.
+    `retry_after`: seconds the store asked to be left alone, or None. `late`: it may be at work, and STORE_TIMEOUT is
+    over: less in one call may be done in time.
     """
 
     code = "SOURCE_SECRET_STORE_UNAVAILABLE"
     refusal = "store_unavailable"
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after: float | None = None, late: bool = False) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.late = late
 
 
 class StoreFull(StoreUnavailable):

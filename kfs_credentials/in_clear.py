@@ -14,6 +14,7 @@ back.
 from __future__ import annotations
 
 import enum
+import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
@@ -36,7 +37,11 @@ from kfs_credentials.errors import (
     MutationFailed,
     SecretIntegrityError,
     SecretNotFound,
+    SecretStoreError,
     ServiceError,
+    StoreDenied,
+    StoreMisconfigured,
+    StoreUnavailable,
 )
 from kfs_credentials.ledger import Moved, Operation, check_admission, ledger, point, reserve
 from kfs_credentials.models import Acknowledgement, EventKind, Purpose, RefState, Shape
@@ -45,6 +50,8 @@ from kfs_credentials.models.source import UNSUPPORTED
 from kfs_credentials.operations import in_batches
 from kfs_credentials.stores import Address, Receipt, secret_stores
 from kfs_credentials.transactions import Fault, fault, short_transaction
+
+logger = logging.getLogger(__name__)
 
 AT_A_TIME = 100
 """Secrets that are read from the store in one call."""
@@ -68,6 +75,7 @@ class Settled(enum.Enum):
     LEAVING = "being deleted"
     TOO_LARGE = "too large"
     INVALID = "not to be stored"  # nested too deep, a tenant id that is no scope
+    NOT_TAKEN = "not taken by the store"
     UNREADABLE = "ref unreadable"
     REFUSED = "refused by the database"
 
@@ -391,7 +399,13 @@ def _move(using: str, found: InClear, make: Callable[[], Plaintext], *, detail: 
     begun = _settled(using, begin)
     if begun is not Settled.DONE:
         return begun
-    receipt = store.put(scope, operation.ref, plaintext, look=watch.look)
+    try:
+        receipt = store.put(scope, operation.ref, plaintext, look=watch.look)
+    except (StoreUnavailable, StoreDenied, StoreMisconfigured):
+        raise
+    except SecretStoreError as error:
+        logger.warning("what lies in clear in source %s is left there: %s", found.source, error)
+        return Settled.NOT_TAKEN  # this one alone; what is reserved is taken back
 
     def activate() -> Settled:
         with short_transaction(using):

@@ -196,21 +196,24 @@ class Reencryption:
         objects = [one for one in ours if self.recheck or one.key_id != self.primary]
         return Page(objects, len(ours) - len(objects), found[-1].ref if found else None)
 
-    def start_replace(self, batch: Batch) -> bool:
-        """Start the next store on what it holds of the batch; return False if none is left to ask.
+    def start_replace(self, batch: Batch, limit: int) -> bool:
+        """Start the next store on at most `limit` of what it holds of the batch; return False if none is left to ask.
 
         Raises `WorkersPaused` and `BindingBroken`.
         """
         waiting = [item for item in batch.items if item.result is None]
         if not waiting:
             return False
-        group = [(item, item.address()) for item in waiting if item.store == waiting[0].store]
+        group = [(item, item.address()) for item in waiting if item.store == waiting[0].store][:limit]
         batch.asked = [item for item, address in group if address is not None]
         addresses = [address for _, address in group if address is not None]
         if addresses:
             check_not_paused(self.using)
-            watch = batch.watches[waiting[0].store] = Watch.begin(self.using, waiting[0].store)
             store = secret_stores[waiting[0].store]
+            # One for all that the store answers of a batch: what it has answered is noted for the same binding.
+            if not any(isinstance(item.result, Resealed) for item in batch.items if item.store == store.alias):
+                batch.watches[store.alias] = Watch.begin(self.using, store.alias)
+            watch = batch.watches[store.alias]
             # Another run must not begin while this one writes: its lease is looked at before each object is visible.
             batch.call = store.start_replace_many(addresses, guard=self.lease.check, look=watch.look)
         return True
@@ -275,15 +278,19 @@ class Reencryption:
         if noted:
             sql.query(self.using, "keys/forget", refs=list(noted), key_ids=list(noted.values()))
 
-    def erase_again(self, batch: Batch) -> None:
-        """Erase what was erased, or claimed for it, while it was sealed anew. Raises what concerns the store."""
-        for store in sorted({item.store for item in batch.back}):
-            items = [item for item in batch.back if item.store == store]
-            addresses = [address for address in (item.address() for item in items) if address is not None]
-            watch = batch.watches.get(store)
-            look = None if watch is None else watch.look
-            secret_stores[store].start_delete_many(addresses, look=look).result()
-        batch.back = []
+    def erase_again(self, batch: Batch, limit: int) -> None:
+        """Erase what was erased, or claimed for it, while it was sealed anew: at most `limit` objects of one store.
+
+        Raises what concerns the store. `batch.back` is then what is left.
+        """
+        store = batch.back[0].store
+        items = [item for item in batch.back if item.store == store][:limit]
+        addresses = [address for address in (item.address() for item in items) if address is not None]
+        watch = batch.watches.get(store)
+        look = None if watch is None else watch.look
+        secret_stores[store].start_delete_many(addresses, look=look).result()
+        erased = {item.ref for item in items}
+        batch.back = [item for item in batch.back if item.ref not in erased]
 
     def reseal_probes(self) -> bool:
         """Seal the probe of each store under the first key, too: the last that was under another one. Return True.

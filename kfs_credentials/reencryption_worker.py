@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kfs_credentials.conf import settings
 from kfs_credentials.errors import ImproperlyPrepared, KfsCredentialsError, LeaseLost, StoreUnavailable, WorkersPaused
@@ -33,6 +33,13 @@ class ReencryptionSummary(Summary):
     """Refs and reasons, the first `MOST_NAMED` of them."""
     expected: int = 0
     found: int = 0
+
+
+class Part(NamedTuple):
+    """What was settled of a batch in one transaction; or only looked at, since the lease is `lost`."""
+
+    items: Sequence[Object]
+    lost: LeaseLost | None
 
 
 class ReencryptionWorker(Worker):
@@ -136,7 +143,7 @@ class ReencryptionWorker(Worker):
         """Return as many of these as one batch may take, in rows and in bytes."""
         items: list[Object] = []
         size = 0
-        for one in objects[: self._pace.batch(self._size)]:
+        for one in objects[: self._at_once]:
             size += one.size
             if items and size > settings.BATCH_BYTES:
                 break
@@ -149,7 +156,8 @@ class ReencryptionWorker(Worker):
             is_answered = self._replace(batch)
         finally:
             settled = self._settle(batch)
-        self._grow()
+        if is_answered:
+            self._grow()
         self._tick()
         self.progress(self.summary)
         return is_answered and settled
@@ -168,6 +176,7 @@ class ReencryptionWorker(Worker):
                         self._renew(batch)
                     self.steps.finish_replace(batch)
             except StoreUnavailable as error:
+                self._less_at_once(error, len(batch.asked))
                 self._wait_for_store(error, lambda: self._renew(batch))
                 if self.stop:
                     return False
@@ -177,41 +186,50 @@ class ReencryptionWorker(Worker):
 
     def _start_replace(self, batch: Batch) -> bool:
         """Start the next store; return False if none is left to ask, or if there is no waiting for the database."""
-        return bool((self._until_answered(lambda: [self.steps.start_replace(batch)]) or [False])[0])
+        return bool((self._until_answered(lambda: [self.steps.start_replace(batch, self._store_size)]) or [False])[0])
 
     def _settle(self, batch: Batch) -> bool:
         """Note what became of a batch, and erase again what was erased meanwhile; return False if that is to stop.
 
-        In smaller parts, if that takes longer than the server allows.
+        In smaller parts, if that takes longer than the server allows. Raises `LeaseLost` if another run has begun, once
+        all of it was looked at: nothing is noted then, and what is back is erased again all the same.
         """
         left = batch.items
+        lost: LeaseLost | None = None
         try:
             while left:
                 part = self._until_answered(partial(self._settle_some, batch, left))
                 if part is None:
                     break
-                left = left[len(part) :]
-                self._moved_at = time.monotonic()
-                self._count(part)
+                left = left[len(part.items) :]
+                lost = part.lost
+                if lost is None:
+                    self._moved_at = time.monotonic()
+                    self._count(part.items)
         finally:
             self._erase_again(batch)
-        if left:
-            logger.warning(
-                "it could not be looked up whether %d refs were erased while they were sealed anew: the cleanup's "
-                "patrol finds what is back",
-                len(left),
-            )
+            if left:
+                logger.warning(
+                    "it could not be looked up whether %d refs were erased while they were sealed anew: the cleanup's "
+                    "patrol finds what is back",
+                    len(left),
+                )
+        if lost is not None:
+            raise lost
         return not left
 
-    def _settle_some(self, batch: Batch, left: Sequence[Object]) -> Sequence[Object]:
+    def _settle_some(self, batch: Batch, left: Sequence[Object]) -> Part:
         """Settle as many of these as one transaction may take by now; return them. `batch.back` gets what is back."""
         part = replace(batch, items=list(left[: self._size]), back=[])
+        lost = None
         try:
             self.steps.settle(part)
+        except LeaseLost as error:
+            lost = error
         finally:
             known = {item.ref for item in batch.back}
             batch.back += [item for item in part.back if item.ref not in known]
-        return part.items
+        return Part(part.items, lost)
 
     def _count(self, items: Sequence[Object]) -> None:
         for item in items:
@@ -231,8 +249,9 @@ class ReencryptionWorker(Worker):
         while batch.back:
             count = len(batch.back)
             try:
-                self.steps.erase_again(batch)
+                self.steps.erase_again(batch, self._store_size)
             except StoreUnavailable as error:
+                self._less_at_once(error, min(count, self._store_size))
                 if self.stop.overdue:
                     break
                 self._wait_for_store(error, lambda: self._renew(batch))
@@ -240,7 +259,8 @@ class ReencryptionWorker(Worker):
                 logger.warning("the store refused an erasure: %s", error)
                 break
             else:
-                logger.info("%d refs were erased while they were sealed anew: erased again", count)
+                again = count - len(batch.back)
+                logger.info("%d refs were erased while they were sealed anew: erased again", again)
         if batch.back:
             logger.warning(
                 "%d refs were erased while they were sealed anew, and may be back: the cleanup erases them again",

@@ -558,7 +558,7 @@ def _repeated(using: str, work: Callable[[], T]) -> T:
             )
         if busy and time.monotonic() >= until:
             raise SourceBusy(
-                f"somebody else has held the source or its space for {settings.LOCK_TIMEOUT:g} s "
+                f"somebody else has held the source or its space for {settings.LOCK_TIMEOUT:g} s, or was closing a key "
                 f"({NAME}['LOCK_TIMEOUT']): try again"
             )
         if lost is not None and not busy:

@@ -200,6 +200,7 @@ class Worker:
         self.watch = watch
         self.stop = Stop()
         self._size = batch_size
+        self._store_size = batch_size
         self._pace = Pace(settings.RATE_LIMIT)
         self._store_backoff = Backoff()
         self._trouble: StoreUnavailable | None = None
@@ -372,9 +373,26 @@ class Worker:
             logger.warning("%s could not be given back yet (%s)", self.what, describe(error))
             return 0
 
+    @property
+    def _at_once(self) -> int:
+        """The most rows of the next batch: no more than the database and the store have lately done in time."""
+        return self._pace.batch(min(self._size, self._store_size))
+
+    def _less_at_once(self, trouble: KfsCredentialsError | None, asked: int) -> None:
+        """Ask the store for half as much from here on, if so much was not done in STORE_TIMEOUT."""
+        if asked > 1 and isinstance(trouble, StoreUnavailable) and trouble.late:
+            self._store_size = min(self._store_size, asked // 2)
+            logger.warning(
+                "the secret store does not do %d %s at a time within KFS_CREDENTIALS['STORE_TIMEOUT']: going on with "
+                "%d, and slowly more. If it says so again and again, set KFS_CREDENTIALS['BATCH_SIZE'] to less",
+                *(asked, self.what, self._store_size),
+            )
+
     def _grow(self) -> None:
         """Let the next batch be a little larger, after one that went well."""
         self._size = min(self.batch_size, self._size + max(1, self.batch_size // 20))
+        # In smaller steps: a batch that is too much for the store costs all of STORE_TIMEOUT.
+        self._store_size = min(self.batch_size, self._store_size + max(1, self._store_size // 20))
 
     def _store_answered(self) -> None:
         self._store_backoff.reset()

@@ -52,7 +52,7 @@ class Deadline:
     def passed(self) -> StoreUnavailable:
         """Return the error that says that time is up."""
         return StoreUnavailable(
-            f"the secret store did not answer within {self.seconds:g} s (KFS_CREDENTIALS['STORE_TIMEOUT'])"
+            f"the secret store did not answer within {self.seconds:g} s (KFS_CREDENTIALS['STORE_TIMEOUT'])", late=True
         )
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from kfs_credentials.backfill import Backfill
 from kfs_credentials.batch import Item, Move
-from kfs_credentials.errors import StoreUnavailable
+from kfs_credentials.errors import (
+    KfsCredentialsError,
+    NotAsSaid,
+    SecretConflict,
+    SecretIntegrityError,
+    StoreUnavailable,
+)
 from kfs_credentials.models import (
     JobError,
     RefState,
@@ -19,6 +26,7 @@ from kfs_credentials.models import (
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.backfill.conftest import Files
 from tests.backfill.runs import VALUE, claim_and_put, execute, only_job, waiting
+from tests.factories import SourceFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -106,6 +114,70 @@ def test_one_that_cannot_be_read_is_a_finding_and_its_ref_stays_in_use(
     assert (ref.state, ref.next_delete_at) == (RefState.ACTIVE, None)
     assert Source.objects.get().credential_ref == item.ref
     assert len(files()) == before
+
+
+CONTRADICTIONS = [NotAsSaid("nothing there"), SecretIntegrityError("damaged"), SecretConflict()]
+
+
+@pytest.mark.parametrize("answer", CONTRADICTIONS, ids=lambda answer: type(answer).__name__)
+@pytest.mark.parametrize("object_is", ["there", "missing"])
+def test_one_that_comes_into_use_after_a_put_that_failed_is_read_first(
+    steps: Backfill, store: EncryptedStore, answer: KfsCredentialsError, object_is: str
+) -> None:
+    """What the store has just contradicted is not taken for done: the next claim reads it."""
+    item = waiting(steps)
+    batch = claim_and_put(steps)
+    batch.items[0].put_outcome(answer)
+    if object_is == "missing":
+        store.delete(item.scope, item.ref)
+    in_use(item, "candidate")
+    assert steps.settle(batch) == {Move.RELEASE: 1}
+    ref = SourceSecretLifecycleRef.objects.get()
+    assert (only_job().run_state, only_job().retry_count, ref.state) == (RunState.QUEUED, 0, RefState.CANDIDATE)
+    moved = Move.ADOPT if object_is == "there" else Move.FAIL
+    assert steps.settle(claim_and_put(steps)) == {moved: 1}
+    assert SourceSecretLifecycleRef.objects.get().state == RefState.ACTIVE
+
+
+@pytest.mark.parametrize("object_is", ["there", "missing"])
+def test_one_in_use_whose_credentials_cannot_be_put_is_read(
+    steps: Backfill, store: EncryptedStore, object_is: str
+) -> None:
+    """An old application has saved its copy, with other credentials: what its source names counts."""
+    item = waiting(steps)
+    if object_is == "there":
+        store.put(item.scope, item.ref, VALUE)
+    execute(
+        "UPDATE sources SET credential_ref = %s, metadata = %s",
+        item.ref,
+        json.dumps({"credentials": {"token": "x" * 100_000}}),
+    )
+    assert steps.settle(claim_and_put(steps)) == {Move.ADOPT if object_is == "there" else Move.FAIL: 1}
+
+
+def test_one_in_use_that_no_scope_fits_fails_at_once(steps: Backfill) -> None:
+    SourceFactory.create(knowledge_space__tenant_id=" ", credentials=VALUE)
+    batch = steps.discover(1)
+    assert batch is not None
+    steps.release(batch)
+    in_use(batch.items[0])
+    assert steps.settle(claim_and_put(steps)) == {Move.FAIL: 1}
+    assert (only_job().last_error_code, only_job().run_state) == (JobError.SCOPE_INVALID, RunState.FAILED)
+    assert SourceSecretLifecycleRef.objects.get().state == RefState.ACTIVE
+
+
+def test_one_in_use_whose_worker_died_over_it_too_often_is_not_read_again(
+    steps: Backfill, store: EncryptedStore, kfs_settings: Any
+) -> None:
+    kfs_settings(MAX_ATTEMPTS=1)
+    item = waiting(steps)
+    store.put(item.scope, item.ref, VALUE)
+    in_use(item)
+    assert steps.claim(1) is not None
+    execute("UPDATE source_credential_backfills SET lease_expires_at = now() - interval '1 minute'")
+    assert steps.settle(claim_and_put(steps)) == {Move.FAIL: 1}
+    assert only_job().last_error_code == JobError.WORKER_LOST
+    assert SourceSecretLifecycleRef.objects.get().state == RefState.ACTIVE
 
 
 def test_a_store_that_does_not_answer_decides_nothing(

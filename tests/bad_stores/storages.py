@@ -204,3 +204,23 @@ class DrippingStorage(DurableFileStorage):
         for name in names:
             self._drip(name.encode())
         return super().remove_many(names, **options)
+
+
+class SlowStorage(DurableFileStorage):
+    """Takes its time for each object that it writes or removes, one after the other, and does nothing else wrong."""
+
+    def __init__(self, location: str, seconds: float) -> None:
+        super().__init__(location)
+        self.seconds = seconds
+
+    def create_many(self, files: Sequence[tuple[str, bytes]], **options: Any) -> list[bool | SecretStoreError]:
+        time.sleep(self.seconds * len(files))
+        return super().create_many(files, **options)
+
+    def replace_many(self, files: Sequence[tuple[str, bytes, bytes]], **options: Any) -> list[bool | SecretStoreError]:
+        time.sleep(self.seconds * len(files))
+        return super().replace_many(files, **options)
+
+    def remove_many(self, names: Sequence[str], **options: Any) -> list[bool | SecretStoreError]:
+        time.sleep(self.seconds * len(names))
+        return super().remove_many(names, **options)

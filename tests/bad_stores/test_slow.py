@@ -1,16 +1,20 @@
-"""A store that takes several leases for a call, and one that drips: nobody takes over, and nothing waits for ever."""
+"""A store that takes several leases for a call, one that drips, and one that does not do a batch in time.
+
+Nobody takes over, and nothing waits for ever.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.bad_stores.conftest import Stores
 from tests.crashes.scene import CLEAN, Scene
-from tests.crashes.stage import LEDGER, Stage
+from tests.crashes.stage import AT_ONCE, LEDGER, Stage
 from tests.crashes.stores import BEFORE_DELETE, BEFORE_PUT, BEFORE_REPLACE
 from tests.crashes.workers import Worker
 
@@ -141,3 +145,51 @@ def test_an_application_on_a_store_that_drips(scene: Scene, stores: Stores, drip
     assert answers == [{"error": "StoreUnavailable"}] * 2
     drips.unlink()
     stage.recover()
+
+
+# More than it does in time.
+
+MANY = 24
+SLOW = {"STORE_TIMEOUT": 1, "BATCH_SIZE": MANY, "RETRY_MAX": 0.1}
+"""So that about nine objects can be done in one call, and a batch is of many more."""
+
+
+@pytest.fixture
+def slow(stores: Stores) -> dict[str, Any]:
+    """The settings of a worker whose store takes a tenth of a second for each object."""
+    return {**SLOW, "STORES": stores("SlowStorage", seconds=0.1)}
+
+
+def ended_with_less(worker: Worker, what: str) -> None:
+    """Wait for the end of a worker which was told that the store does less at a time."""
+    assert worker.wait() == CLEAN, worker.printed
+    assert "did not answer within 1 s (KFS_CREDENTIALS['STORE_TIMEOUT'])" in worker.printed
+    assert f"the secret store does not do {MANY} {what} at a time within" in worker.printed
+    assert f"going on with {MANY // 2}, " in worker.printed
+
+
+def test_a_backfill_whose_batches_are_too_much(scene: Scene, slow: dict[str, Any]) -> None:
+    """They get smaller until they are done in time, and no attempt is counted."""
+    scene.leave_only(MANY)
+    ended_with_less(scene.start(**slow), "jobs")
+    assert scene.attempts() == 0
+    assert len(scene.files()) == MANY
+    scene.check_always()
+
+
+def test_a_cleanup_whose_batches_are_too_much(scene: Scene, slow: dict[str, Any]) -> None:
+    stage = Stage(scene, MANY)
+    for _ in range(MANY // AT_ONCE):
+        stage.orphans()
+    ended_with_less(scene.start_cleanup(**slow), "refs")
+    assert scene.rows(f"SELECT DISTINCT delete_attempts FROM {LEDGER} WHERE state = 'deleted'") == [(0,)]
+    stage.check()
+
+
+def test_a_reencryption_whose_batches_are_too_much(scene: Scene, slow: dict[str, Any]) -> None:
+    """The one that is at work, too: the store is asked for less of it at a time."""
+    stage = Stage(scene, MANY)
+    keys = [os.urandom(32).hex(), *scene.keys]
+    ended_with_less(scene.start_reencryption(KEYS=keys, **slow), "objects")
+    scene.keys = keys[:1]
+    scene.check_values(stage.values)

@@ -46,18 +46,18 @@ def erase_all(steps: Cleanup, limit: int = 100) -> Counter[Outcome]:
 
 
 def sweep(steps: Cleanup, limit: int = 100) -> tuple[int, Counter[Repair]]:
-    """Make one whole sweep; return how many refs it retired, and what became of the sources that it found."""
+    """Make one whole sweep; return how many refs it retired or kept, and what became of the sources that it found."""
     position = steps.begin_sweep(every=0)
     assert position is not None
-    retired, repairs = 0, Counter[Repair]()
+    let_go, repairs = 0, Counter[Repair]()
     more = True
     while more:
         page = steps.sweep(position, limit)
-        retired += page.retired
+        let_go += page.retired + page.kept
         repairs.update(map(steps.repair, page.to_repair))
         more = page.more
     steps.complete(position)
-    return retired, repairs
+    return let_go, repairs
 
 
 def patrol(steps: Cleanup, limit: int = 100) -> PatrolPosition:

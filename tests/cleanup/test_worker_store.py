@@ -18,6 +18,7 @@ from kfs_credentials.errors import (
     SecretRetained,
     SecretStoreError,
     StoreDenied,
+    StoreFull,
     StoreMisconfigured,
     StoreUnavailable,
 )
@@ -81,6 +82,19 @@ def test_an_outage_costs_no_attempt_and_ends_by_itself(
     assert summary.outcomes == {Outcome.RELEASED: 20, Outcome.ERASED: 5, Outcome.CONFIRMED: 5}
     assert summary.end is End.DRAINED
     assert (calls, attempts(), files()) == ([5] * 6, {("deleted", 0)}, [])
+
+
+def test_a_batch_that_the_store_does_not_do_in_time_makes_the_next_ones_smaller_for_a_while(
+    store: EncryptedStore, worker: CleanupWorker, monkeypatch: pytest.MonkeyPatch, kfs_settings: Change
+) -> None:
+    kfs_settings(LATE_WRITE_HORIZON=600)
+    for _ in range(60):
+        add_secret(store)
+    calls = failing_deletes(monkeypatch, *[StoreUnavailable("late", late=True)] * 2)
+    worker.batch_size = worker._size = worker._store_size = 40
+    worker.due_only = True
+    assert worker.run().outcomes == {Outcome.RELEASED: 60, Outcome.ERASED: 60}
+    assert calls == [40, 20, 20, 10, 11, 12, 7]
 
 
 def test_what_the_store_asks_for_is_kept(store: EncryptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +309,53 @@ def test_a_lease_that_is_lost_meanwhile_writes_nothing(
     assert len(lost) == 1
     assert set(SecretObject.objects.values_list("receipt", flat=True)) == {"absent"}
     assert {reread(row).delete_attempts for row in rows} == {0}
+
+
+def test_a_lease_that_is_lost_while_room_is_made_is_one_like_any_other(
+    store: EncryptedStore, worker: CleanupWorker, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen for longer than its lease, on a disk that is full: the batch is given back, and the worker goes on."""
+    rows = [add_secret(store) for _ in range(4)]
+    replace, room = EncryptedStore._replace_probe, worker.steps._make_room
+    frozen = list[Erasure]()
+
+    def replace_probe(store: EncryptedStore, probe: Any, *, deadline: Any) -> None:
+        if len(files()) == 4:
+            raise StoreFull("no room")
+        replace(store, probe, deadline=deadline)
+
+    def make_room(store: Any, erasure: Erasure, *rest: Any) -> None:
+        if not frozen:
+            frozen.append(erasure)
+            erasure.lease.confirmed_at -= 61
+            LedgerRow.objects.leased().update(lease_expires_at=PAST)
+        room(store, erasure, *rest)
+
+    monkeypatch.setattr(EncryptedStore, "_replace_probe", replace_probe)
+    monkeypatch.setattr(worker.steps, "_make_room", make_room)
+    summary = worker.run()
+    assert (summary.end, summary.outcomes) == (End.DRAINED, {Outcome.ERASED: 4, Outcome.CONFIRMED: 4})
+    assert (len(frozen), files(), leased()) == (1, [], 0)
+    assert {reread(row).delete_attempts for row in rows} == {0}
+
+
+def test_the_look_at_the_probe_before_room_is_made_lets_leases_be_renewed(
+    store: EncryptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_secret(store)
+    steps, renewed = Cleanup(using="default", worker="tests", lease=60.0), threading.Event()
+    erasure = steps.claim(1)
+    assert erasure is not None
+    real = EncryptedStore._read_probe
+
+    def slow(store: EncryptedStore) -> Any:
+        assert renewed.wait(PATIENCE)
+        return real(store)
+
+    monkeypatch.setattr(EncryptedStore, "_read_probe", slow)
+    addresses = [address for item in erasure.items if (address := item.address()) is not None]
+    steps._make_room(store, erasure, addresses, renewed.set)
+    assert erasure.made_room == {addresses[0].ref}
 
 
 def test_rows_that_another_worker_took_over_are_lost_and_the_others_settled(

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from kfs_credentials.errors import StoreDenied, StoreUnavailable
+from kfs_credentials.errors import BindingBroken, BindingProblem, StoreDenied, StoreUnavailable
 from kfs_credentials.models import Round, SecretObject
+from kfs_credentials.reencryption import Batch, Outcome, Reencryption
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.transactions import short_transaction
 from tests.cleanup.rows import SECRET, add_secret, make_source, name_ref, ref_of
 from tests.cuts import terminate
 from tests.factories import SourceFactory
-from tests.keys import NEW_ID, OLD_ID, Change, noted, path_of, sealed
+from tests.keys import NEW_ID, OLD_ID, Change, execute, noted, path_of, sealed
 from tests.management.commands import Run
 from tests.management.reencryptions import AGAIN, COMMAND, REMOVE, add_many, last_line
 from tests.services.conftest import elsewhere, set_state
@@ -147,6 +150,62 @@ def test_what_is_claimed_for_erasure_meanwhile_is_erased_again(
     assert path_of(secrets_directory, ref_of(kept)).exists()
     assert not path_of(secrets_directory, row.credential_ref).exists()
     assert SecretObject.objects.get(pk=row.credential_ref).key_id == OLD_ID
+
+
+def test_what_was_erased_meanwhile_is_erased_again_in_all_parts_of_a_batch_whose_lease_is_lost(
+    run: Run,
+    store: EncryptedStore,
+    new_first: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    files: Files,
+) -> None:
+    """Another run has begun, and this one settles in smaller parts: it notes nothing of any, and looks at each."""
+    rows = [add_secret(store, None, "retired") for _ in range(5)]
+    refs = [row.credential_ref for row in rows]
+    SecretObject.objects.filter(pk__in=refs).update(key_id=OLD_ID)
+    new_first()
+    settle, sizes = Reencryption.settle, list[int]()
+
+    def erase() -> None:
+        for ref in refs:
+            set_state(ref, "deleted")
+        execute("UPDATE kfs_credentials_round SET lease_token = gen_random_uuid()")
+
+    def slow_settle(steps: Reencryption, batch: Batch) -> Counter[Outcome]:
+        sizes.append(len(batch.items))
+        if len(sizes) == 1:
+            with short_transaction("default"):
+                execute("SET LOCAL statement_timeout = 1")
+                execute("SELECT pg_sleep(60)")
+        return settle(steps, batch)
+
+    before_replacing(store, monkeypatch, erase)
+    monkeypatch.setattr(Reencryption, "settle", slow_settle)
+    outcome = run(COMMAND, "--batch-size", 5)
+    assert (outcome.code, sizes) == (4, [5, 2, 2, 1])
+    assert "Ended early: another run has begun" in outcome.last_line
+    assert last_line(outcome).startswith("0 rewritten, 0 skipped, 0 failed")
+    assert (files(), noted()) == ([], {OLD_ID: 5})
+
+
+def test_whatever_ends_it_says_what_could_not_be_looked_up(
+    run: Run,
+    store: EncryptedStore,
+    new_first: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = [add_secret(store, None, "retired") for _ in range(4)]
+    SecretObject.objects.filter(pk__in=[row.credential_ref for row in rows]).update(key_id=OLD_ID)
+    new_first()
+
+    def refuse(steps: Reencryption, batch: Batch) -> Counter[Outcome]:
+        raise BindingBroken(BindingProblem.OTHER, "somebody has bound it anew")
+
+    monkeypatch.setattr(Reencryption, "settle", refuse)
+    outcome = run(COMMAND, "--batch-size", 4)
+    assert outcome.code != 0
+    assert "it could not be looked up whether 4 refs were erased" in caplog.text
 
 
 def test_nothing_of_a_secret_is_printed_or_logged(

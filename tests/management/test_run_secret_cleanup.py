@@ -16,7 +16,7 @@ from kfs_credentials.conf import settings as ours
 from kfs_credentials.models import RefState, Round, Source
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.stores.encrypted import EncryptedStore
-from tests.cleanup.rows import FUTURE, PAST, add_ref, add_secret, in_database, make_source, ref_of
+from tests.cleanup.rows import FUTURE, PAST, add_ref, add_secret, in_database, make_source, name_ref, ref_of
 from tests.factories import SourceFactory, SpaceFactory
 from tests.management.cleanups import AGAIN, COMMAND, DONE, LOOK, last_line, secrets
 from tests.management.commands import Run
@@ -54,6 +54,18 @@ def test_what_is_gone_is_found_first(run: Run, store: EncryptedStore, files: Fil
     outcome = run("run_secret_cleanup")
     assert (outcome.code, last_line(outcome)) == (0, f"1 erased, 1 confirmed, 1 retired in T s. {DONE}")
     assert files() == []
+
+
+def test_what_is_kept_for_a_person_is_not_counted_as_retired(run: Run, store: EncryptedStore, files: Files) -> None:
+    """Set to NULL, rotated, and saved from a stale copy, all before a sweep: the newer ref waits."""
+    source = make_source()
+    older = ref_of(source)
+    name_ref(source, None)
+    services.rotate_credentials(tenant="tenant-a", source_id=source.pk, credentials={"token": "newer"})
+    name_ref(source, older)
+    outcome = run("run_secret_cleanup", "--format", "json")
+    assert (outcome.code, outcome.json["result"]["retired"], outcome.json["result"]["kept"]) == (3, 0, 1)
+    assert len(files()) == 2
 
 
 def test_only_what_is_due(run: Run, store: EncryptedStore, kfs_settings: Any) -> None:
@@ -141,6 +153,7 @@ def test_json_has_result_and_status_and_the_last_line_is_on_standard_error(run: 
         "parked": 0,
         "released": 0,
         "retired": 1,
+        "kept": 0,
         "purged": 0,
         "lost": 0,
         "events_purged": 0,

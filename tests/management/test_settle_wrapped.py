@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kfs_credentials import services
-from kfs_credentials.errors import StoreUnavailable
+from kfs_credentials.errors import NotAsSaid, SecretIntegrityError, SecretStoreError, StoreUnavailable
 from kfs_credentials.models import Acknowledgement, Event, Source
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.cleanup.rows import in_database
@@ -129,6 +129,43 @@ def test_another_tenants_is_none(run: Run) -> None:
     outcome = run(SETTLE, made.pk, "--wrap", "token", "--tenant", "tenant-b")
     assert outcome.code == 1
     assert f"Nothing to wrap at: {made.pk}." in outcome.err
+
+
+ALONE = [
+    NotAsSaid("it gives nothing back"),
+    SecretIntegrityError("damaged"),
+    SecretStoreError("the file cannot be written"),
+]
+
+
+@pytest.mark.parametrize("problem", ALONE, ids=lambda problem: type(problem).__name__)
+def test_one_that_the_store_does_not_take_is_told_of_and_the_others_go_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: SecretStoreError
+) -> None:
+    made = [source(number + 1, "canary") for number in range(3)]
+    real = EncryptedStore._put_many
+
+    def put_many(self: EncryptedStore, entries: Any, **options: Any) -> Any:
+        return [
+            problem if entry.scope.source_id == str(made[1].pk) else real(self, [entry], **options)[0]
+            for entry in entries
+        ]
+
+    monkeypatch.setattr(EncryptedStore, "_put_many", put_many)
+    outcome = run(SETTLE, "--all", "--wrap", "token")
+    assert outcome.code == 3
+    assert outcome.out.splitlines() == [
+        f"{made[1].pk}  not taken by the secret store: the log says why",
+        (
+            "2 moved into the secret store. Left in clear: 1 not taken by the secret store: the log says why. "
+            "Correct that, then run this again."
+        ),
+    ]
+    assert f"what lies in clear in source {made[1].pk} is left there: {problem}" in caplog.text
+    assert "canary" not in caplog.text
+    assert Source.objects.get(pk=made[1].pk).metadata["credentials"] == "canary"
+    monkeypatch.undo()
+    assert run(SETTLE, "--all", "--wrap", "token").out == "1 moved into the secret store.\n"
 
 
 def test_a_store_that_goes_away(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

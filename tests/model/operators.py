@@ -280,7 +280,7 @@ class Reencryptions(Base):
 
         def start() -> bool:
             try:
-                return run.steps.start_replace(batch)
+                return run.steps.start_replace(batch, len(batch.items))
             finally:
                 wait_for(batch)
 
@@ -304,7 +304,10 @@ class Reencryptions(Base):
             # The step of a worker that follows whatever comes of this one.
             late = {self.world.name(item.ref) for item in batch.back}
             again = self.step(
-                lambda: run.steps.erase_again(batch), worker=run.name, new_first=run.new_first, tokens=set()
+                lambda: run.steps.erase_again(batch, len(batch.items)),
+                worker=run.name,
+                new_first=run.new_first,
+                tokens=set(),
             )
             assert again.done
             assert not late & set(self.world.store.list()) - {self.world.name(ref) for ref in self.seen.named}

@@ -22,6 +22,7 @@ from kfs_credentials.errors import (
     SourceNotFound,
     VersionConflict,
 )
+from kfs_credentials.keys import CLOSING
 from kfs_credentials.models import KnowledgeSpace, Source
 from kfs_credentials.stores.encrypted import EncryptedStore
 from tests.invariants import check_invariants
@@ -233,7 +234,10 @@ def test_a_callers_snapshot_that_is_not(source: Source, store: EncryptedStore, a
 
 # Locks of somebody else.
 
-BUSY = "somebody else has held the source or its space for 0.01 s (KFS_CREDENTIALS['LOCK_TIMEOUT']): try again"
+BUSY = (
+    "somebody else has held the source or its space for 0.01 s, or was closing a key "
+    "(KFS_CREDENTIALS['LOCK_TIMEOUT']): try again"
+)
 LOCKS = {
     "source": "SELECT FROM sources FOR UPDATE",
     "ledger": "SELECT FROM source_secret_lifecycle_refs FOR UPDATE",
@@ -257,6 +261,17 @@ HELD_UP: dict[str, tuple[str, Act]] = {
 def test_what_stays_locked_is_busy(source: Source, other: Other, kfs_settings: Change, lock: str, act: Act) -> None:
     kfs_settings(LOCK_TIMEOUT=0.01)
     other.execute(LOCKS[lock])
+    check_busy(source, act)
+    other.rollback()
+    assert resolve(source) == OLD
+
+
+@pytest.mark.parametrize("act", [rotate, HELD_UP["create"][1]], ids=["rotate", "create"])
+def test_a_key_that_is_being_closed_for_too_long_is_busy(
+    source: Source, other: Other, kfs_settings: Change, act: Act
+) -> None:
+    kfs_settings(LOCK_TIMEOUT=0.01)
+    other.execute("SELECT pg_advisory_xact_lock(%s, 0)", [CLOSING])
     check_busy(source, act)
     other.rollback()
     assert resolve(source) == OLD

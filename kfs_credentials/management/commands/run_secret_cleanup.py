@@ -119,7 +119,7 @@ exit code is 4 then. A second signal ends it at once, and nothing is lost by tha
         status = asked_after(using, lambda: read_status(using, tenant=options["tenant"], space=options["space"]))
         code = Exit.UNKNOWN if status is None else _exit(summary, status, due_only=options["due"])
         counts: dict[str, Any] = {what.value.replace(" ", "_"): summary.outcomes[what] for what in Outcome}
-        counts |= {"retired": summary.retired, "purged": summary.purged, "lost": summary.lost}
+        counts |= {"retired": summary.retired, "kept": summary.kept, "purged": summary.purged, "lost": summary.lost}
         counts["events_purged"] = summary.events_purged
         counts["unknown_objects"] = summary.unknown
         counts["repairs"] = {what.value.replace(" ", "_"): summary.repairs[what] for what in Repair}
@@ -171,6 +171,7 @@ def _counts(summary: CleanupSummary) -> str:
     parts += [f"{counted(summary.repairs[what], 'source')} {what.value}" for what in repairs if summary.repairs[what]]
     for count, what in (
         (summary.retired, "retired"),
+        (summary.kept, "kept for a person to choose"),
         (summary.lost, "taken over by another worker"),
         (summary.purged, "purged"),
         (summary.events_purged, "old events purged"),

@@ -29,6 +29,7 @@ SAID = {
     Settled.LEAVING: "The source or its knowledge space is being deleted",
     Settled.TOO_LARGE: "What lies in clear is larger than MAX_SECRET_BYTES",
     Settled.INVALID: "What lies in clear cannot be stored: it is no JSON object, or nested too deep",
+    Settled.NOT_TAKEN: "The secret store did not take what lies in clear; the log says why",
     Settled.UNREADABLE: "The ref cannot be read, so that what lies in clear is all there is",
     Settled.REFUSED: "The database refused the change (a constraint or trigger)",
 }
@@ -38,6 +39,7 @@ NEXT = {
     Settled.LEAVING: "it is settled with its deletion",
     Settled.TOO_LARGE: "raise the setting, or keep the ref",
     Settled.INVALID: "keep the ref, or correct it",
+    Settled.NOT_TAKEN: "correct that, and run this again",
     Settled.UNREADABLE: "keep the plaintext, or repair the ref first",
     Settled.REFUSED: "see which one, and run this again",
 }

@@ -39,6 +39,7 @@ REASONS = {
     Settled.LEAVING: "being deleted",
     Settled.TOO_LARGE: "larger than MAX_SECRET_BYTES",
     Settled.INVALID: "not to be stored: nested too deep, a number out of range, or a tenant id that is none",
+    Settled.NOT_TAKEN: "not taken by the secret store: the log says why",
     Settled.REFUSED: "refused by the database: a constraint or trigger",
 }
 

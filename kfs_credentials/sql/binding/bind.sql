@@ -3,7 +3,8 @@ INSERT INTO "kfs_credentials_binding"
   ("store", "environment_id", "environment", "system_identifier", "database_oid", "epoch", "shown_epoch", "bound_at",
    "bound_by", "worker_id", "lease_token", "lease_expires_at")
 SELECT %(store)s, %(id)s, %(environment)s, (SELECT "system_identifier"::text FROM pg_control_system()), "oid",
-  %(epoch)s, %(epoch)s, statement_timestamp(), %(by)s, %(worker)s, %(token)s, statement_timestamp() + make_interval(secs => %(lease)s)
+  %(epoch)s, %(epoch)s, statement_timestamp(), %(by)s, %(worker)s, %(token)s,
+  statement_timestamp() + make_interval(secs => %(lease)s)
 FROM "pg_database" WHERE "datname" = current_database()
 ON CONFLICT ("store") DO UPDATE SET
   "environment_id" = EXCLUDED."environment_id",

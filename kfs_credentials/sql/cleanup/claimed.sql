@@ -11,4 +11,5 @@ ON CONFLICT (credential_ref) DO UPDATE SET
   first_claimed_at = COALESCE(object.first_claimed_at, excluded.first_claimed_at),
   first_erased_at = COALESCE(object.first_erased_at, excluded.first_erased_at),
   updated_at = excluded.updated_at
-RETURNING credential_ref, store, COALESCE(first_erased_at + make_interval(secs => %(horizon)s) <= statement_timestamp(), FALSE)
+RETURNING credential_ref, store,
+  COALESCE(first_erased_at + make_interval(secs => %(horizon)s) <= statement_timestamp(), FALSE)

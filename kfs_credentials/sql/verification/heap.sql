@@ -1,8 +1,10 @@
--- Which file the table sources lies in now (another one after it was rewritten), when the database says it is (in UTC, as
--- all times here: they are kept as text, and compared), what its statements would name, what else may hold what was in it, when plaintext was last removed from it, and whether a ref may
--- ever have been in use. Jobs go with their sources, and events when EVENT_RETENTION is over: the one knows of what the
--- other does not.
-SELECT pg_relation_filenode('sources'::regclass)::text, statement_timestamp() AT TIME ZONE 'UTC', 'sources'::regclass::text,
+-- Which file the table sources lies in now (another one after it was rewritten), when the database says it is (in UTC,
+-- as all times here: they are kept as text, and compared), what its statements would name, what else may hold what was
+-- in it, when plaintext was last removed from it, and whether a ref may ever have been in use. Jobs go with their
+-- sources, and events when EVENT_RETENTION is over: the one knows of what the other does not.
+SELECT pg_relation_filenode('sources'::regclass)::text,
+  statement_timestamp() AT TIME ZONE 'UTC',
+  'sources'::regclass::text,
   pg_size_pretty(pg_total_relation_size('sources'::regclass)),
   current_setting('archive_mode'),
   (SELECT count(*) FROM pg_replication_slots),

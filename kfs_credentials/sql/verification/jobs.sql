@@ -22,9 +22,10 @@ WITH page AS MATERIALIZED (
       WHEN page.run_state IN ('succeeded', 'failed') AND ledger.state IN ('staged', 'candidate')
         AND ledger.recover_after <= statement_timestamp() THEN 'job_candidate_left'
       WHEN page.run_state = 'failed' AND COALESCE(page.last_error_code, '') = '' THEN 'job_unexplained'
-      WHEN page.run_state = 'queued' AND page.updated_at > statement_timestamp() + make_interval(secs => %(longest_lease)s) THEN 'job_stuck'
-      WHEN page.run_state = 'running' AND page.lease_expires_at > statement_timestamp() + make_interval(secs => %(longest_lease)s)
-        THEN 'job_stuck'
+      WHEN page.run_state = 'queued'
+        AND page.updated_at > statement_timestamp() + make_interval(secs => %(longest_lease)s) THEN 'job_stuck'
+      WHEN page.run_state = 'running'
+        AND page.lease_expires_at > statement_timestamp() + make_interval(secs => %(longest_lease)s) THEN 'job_stuck'
       WHEN page.run_state IN ('queued', 'running') AND ledger.state IS DISTINCT FROM 'candidate'
         THEN 'job_candidate_lost'
     END AS problem
