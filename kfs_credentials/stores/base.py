@@ -136,7 +136,7 @@ class SecretStore(ABC):
             read_back.replace,
             self._replace_many,
             self._read_back,
-            self._put_many,
+            self._put_back,
             works=self._works,
             deadline=deadline,
         )
@@ -256,11 +256,20 @@ class SecretStore(ABC):
         """Get each."""
 
     @abstractmethod
-    def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
+    def _replace_many(
+        self, addresses: Sequence[Address], *, rewritten: dict[int, Resealed], deadline: Deadline
+    ) -> Outcomes[Resealed]:
         """Seal each anew; call `deadline.check` right before each becomes visible, and `deadline.look`.
 
-        What was rewritten is returned with its `plaintext`.
+        What was rewritten, or may have been, is noted in `rewritten` by its place at once, with its `plaintext`:
+        whatever ends this call, what is in there is looked at, and put again if the store has lost it. Not what
+        somebody else has erased, or written, before it could be.
         """
+
+    @sensitive
+    def _put_back(self, entries: Sequence[Entry], *, deadline: Deadline) -> None:
+        """Put what was lost by a replacement: over what is damaged, where the store can, and whatever its size."""
+        self._put_many(entries, deadline=deadline)
 
     @sensitive
     def _read_back(

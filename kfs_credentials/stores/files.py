@@ -153,6 +153,7 @@ class DurableFileStorage(FileSystemStorage):
         files: Sequence[tuple[str, bytes, bytes]],
         *,
         check: Callable[[], None] = lambda: None,
+        done: Callable[[str], None] = lambda _: None,
         beside: Beside | None = None,
     ) -> list[bool | SecretStoreError]:
         """Replace the content of files, durably as a group; return for each whether that was done.
@@ -161,8 +162,9 @@ class DurableFileStorage(FileSystemStorage):
         erased stays erased, and of several writers at a time one wins. For a file that cannot be replaced, though
         others could be written in its directory, that is an error in the place of the answer.
 
-        `files`: name, content as it was read, new content. `check`, `beside`: as for `create_many`. Raises
-        `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, and what `check` and `beside` raise.
+        `files`: name, content as it was read, new content. `done` is called with the name of each as soon as it is
+        replaced. `check`, `beside`: as for `create_many`. Raises `StoreUnavailable`, `StoreDenied`,
+        `StoreMisconfigured`, and what `check`, `done` and `beside` raise.
         """
         replaced: list[bool | SecretStoreError] = [False] * len(files)
         failed: dict[int, OSError] = {}
@@ -178,7 +180,7 @@ class DurableFileStorage(FileSystemStorage):
                 look_beside(directory, beside)
                 for start in range(0, len(places), GROUP):
                     group = [(place, name, *files[place][1:]) for place, name in places[start : start + GROUP]]
-                    for place in replace_group(directory, group, check, failed):
+                    for place in replace_group(directory, group, check, lambda place: done(files[place][0]), failed):
                         replaced[place] = True
                 look_beside(directory, beside)
         self._tell_apart([name for name, *_ in files], failed)
