@@ -132,3 +132,14 @@ def test_an_object_with_a_leftover_beside_it_is_listed_once(
     assert list(store.list()) == names
     monkeypatch.setattr("kfs_credentials.stores.encrypted.PAGE", 3)
     assert list(store.list()) == names
+
+
+def test_a_file_by_which_a_bad_one_was_told_apart_is_a_leftover_of_its_object(
+    store: EncryptedStore, secrets_directory: Path, files: Files
+) -> None:
+    """Whoever made it has died before it was gone."""
+    (address,) = put(store)
+    (secrets_directory / f"{object_name(address.ref)}.try").write_bytes(b"probe")
+    assert set(store.list()) == {object_name(address.ref)}
+    assert store.delete_many([address]) == [True]
+    assert files() == []
