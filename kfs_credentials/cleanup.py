@@ -410,16 +410,23 @@ class Cleanup:
     ) -> None:
         """Erase objects of the batch, one at a time, until one was there: a new epoch takes no more room than that.
 
-        Without it a store that is full could never be cleaned. Nothing of it counts before the new epoch has begun: the
-        ledger hears of the batch as a whole, and till then a copy of the store from before this is told by the epoch,
-        or else its object is still to be erased.
+        Without it a store that is full could never be cleaned. Nothing that was erased counts before the new epoch has
+        begun: the ledger hears of the batch as a whole, and till then a copy of the store from before this is told by
+        the epoch, or else its object is still to be erased. What cannot be erased is that also if no room is made: else
+        such a batch would be claimed again and again, and no other.
         """
         watch = check_bound(self.using, store.alias)
-        for address in addresses:
+        for item, address in zip(erasure.erasing, addresses, strict=True):
             call = store.start_delete_many([address], guard=erasure.lease.check, look=watch.look)
-            if wait_for(call, meanwhile) == [True]:
+            try:
+                (outcome,) = wait_for(call, meanwhile)
+            except StoreFull:
+                continue  # this one cannot be erased without room; perhaps the next can
+            if outcome is True:
                 erasure.made_room.add(address.ref)
                 return
+            if isinstance(outcome, KfsCredentialsError):
+                item.result = outcome
 
     def finish_delete(self, erasure: Erasure) -> None:
         """Note what the store answered for each ref.
