@@ -7,12 +7,14 @@ replaced or erased is looked at again, in the same call, before anybody hears of
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from abc import ABC, abstractmethod
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kfs_credentials.conf import settings
-from kfs_credentials.crypto import Credentials, IntegrityReason, Plaintext, Scope, new_ref, sensitive
+from kfs_credentials.crypto import Credentials, IntegrityReason, Plaintext, Scope, sensitive
 from kfs_credentials.errors import KfsCredentialsError, SecretIntegrityError, StoreMisconfigured
 from kfs_credentials.stores import read_back
 from kfs_credentials.stores.calls import Call, Calls, Deadline
@@ -27,6 +29,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TRIAL_SCOPE = Scope("kfs-credentials", "trial", "trial")
+TRIAL_REFS = [f"source-secret:v1:00000000-0000-4000-8000-{number:012x}" for number in range(1, 17)]
+"""Under these a store is tried out. No secret has them, and no list shows them: what is left there is erased by a later
+trial. There are several, for processes that try it at the same moment."""
+TRIAL_DIGESTS = {hashlib.sha256(ref.encode()).digest() for ref in TRIAL_REFS}
+TRIALS = 3
+"""How many of them have to fail: one may, if somebody else is at the same."""
+TRIAL_IS_GONE_IN = 5.0
+"""Seconds for the erasure of a trial, also where time is up, or the lease is lost."""
 
 
 class SecretStore(ABC):
@@ -40,8 +50,10 @@ class SecretStore(ABC):
     can_list: ClassVar[bool] = True
     """Whether `list` works. Where it does not, no patrol can be made, and final ledger rows are kept for ever."""
 
-    def __init__(self) -> None:
-        self._calls = Calls()
+    @cached_property
+    def _calls(self) -> Calls:
+        # Not made by `__init__`: a subclass may have its own, and forget this one.
+        return Calls()
 
     @sensitive
     def put(
@@ -154,7 +166,8 @@ class SecretStore(ABC):
     ) -> Call[Outcomes[bool]]:
         """Start `delete_many` and return at once. `guard`, `look`: as for `start_put_many`, before objects go."""
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
-        delete = partial(read_back.erase, self._delete_many, self._remain, works=self._works, deadline=deadline)
+        erase = partial(read_back.erase, self._delete_many, self._remain, works=self._works, deadline=deadline)
+        delete = partial(erase, were_there=set())
         return self._calls.start(partial(batch, delete, addresses), deadline)
 
     def read_probe(self) -> Sighting:
@@ -191,7 +204,7 @@ class SecretStore(ABC):
         Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, `SecretStoreError`.
         """
         while page := self._page(after):
-            yield from page
+            yield from (name for name in page if self.digest(name) not in TRIAL_DIGESTS)
             after = page[-1]
 
     def _page(self, after: str) -> Sequence[str]:
@@ -225,7 +238,8 @@ class SecretStore(ABC):
         before objects go. Raises what concerns the store as a whole, as `put_many` does, and what `look` raises.
         """
         deadline = Deadline(settings.STORE_TIMEOUT, look=look)
-        delete = partial(read_back.erase, self._delete_named, self._remain_named, works=self._works, deadline=deadline)
+        erase = partial(read_back.erase, self._delete_named, self._remain_named, works=self._works, deadline=deadline)
+        delete = partial(erase, were_there=set())
         return self._calls.start(partial(each, delete, names), deadline).result()
 
     def check(self) -> None:
@@ -238,12 +252,19 @@ class SecretStore(ABC):
     @sensitive
     def _works(self, *, deadline: Deadline) -> bool:
         """Put a secret that is none, read it back and erase it; return whether all of that is as the store says."""
-        entry = Entry(TRIAL_SCOPE, new_ref(), Plaintext.of({}))
-        (receipt,) = self._put_many([entry], deadline=deadline)
-        if isinstance(receipt, KfsCredentialsError):
-            return False
-        (seen,) = self._read_back([entry], [receipt], deadline=deadline)
-        (erased,) = self._delete_many([entry], deadline=deadline)
+        return any(self._passes(ref, deadline) for ref in secrets.SystemRandom().sample(TRIAL_REFS, TRIALS))
+
+    @sensitive
+    def _passes(self, ref: str, deadline: Deadline) -> bool:
+        entry = Entry(TRIAL_SCOPE, ref, Plaintext.of({}))
+        self._delete_many([entry], deadline=deadline)  # what a process left that died
+        try:
+            (receipt,) = self._put_many([entry], deadline=deadline)
+            if isinstance(receipt, KfsCredentialsError):
+                return False
+            (seen,) = self._read_back([entry], [receipt], deadline=deadline)
+        finally:
+            (erased,) = self._delete_many([entry], deadline=Deadline(TRIAL_IS_GONE_IN, look=deadline.look))
         (remains,) = self._remain([entry], deadline=deadline)
         return isinstance(seen, Receipt) and erased is True and not remains
 

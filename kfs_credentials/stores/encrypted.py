@@ -93,7 +93,6 @@ class EncryptedStore(SecretStore):
     """
 
     def __init__(self, storage: str | dict[str, Any] | Storage, *, prefix: str = DEFAULT_PREFIX) -> None:
-        super().__init__()
         try:
             object_name(new_ref(), prefix=prefix)
         except ValueError as error:

@@ -12,6 +12,7 @@ is not what the settings say: `StoreMisconfigured`, which pauses the workers.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -23,6 +24,7 @@ from kfs_credentials.errors import (
     SecretNotFound,
     SecretStoreError,
     StoreDenied,
+    StoreFull,
     StoreMisconfigured,
     StoreUnavailable,
 )
@@ -168,21 +170,25 @@ def erase(
     items: Sequence[T],
     *,
     works: Callable[..., bool],
+    were_there: set[T],
     deadline: Deadline,
 ) -> Outcomes[bool]:
     """Erase each, and look whether it is gone. `items`: addresses, or names.
 
     Whether it was there is looked at before, too: a store that always says so would give its ref one horizon after the
-    other. What is written in between is erased with it, and a patrol finds what comes later.
+    other. What is written in between is erased with it, and a patrol finds what comes later. `were_there`: what was,
+    when this was tried before in the same call, and failed in a way that nobody foresaw.
     """
-    was_there = remain(items, deadline=deadline)
+    remaining = remain(items, deadline=deadline)
+    were_there.update(item for item, is_there in zip(items, remaining, strict=True) if is_there)
     outcomes = delete_many(items, deadline=deadline)
     said = [place for place, outcome in enumerate(outcomes) if isinstance(outcome, bool)]
     if said:
         remaining = remain([items[place] for place in said], deadline=deadline)
         for place, is_there in zip(said, remaining, strict=True):
-            outcomes[place] = NotAsSaid(NOT_ERASED) if is_there else was_there[place]
-        _doubt(outcomes, said, "erased", works, deadline)
+            outcomes[place] = NotAsSaid(NOT_ERASED) if is_there else items[place] in were_there
+        with suppress(StoreFull):  # then no trial can be put: to erase takes no room, and must go on
+            _doubt(outcomes, said, "erased", works, deadline)
     return outcomes
 
 
@@ -210,8 +216,9 @@ def _doubt(
     # Who has lost the lease, or the time, may see what others have done since.
     deadline.check()
     if wrong == len(said) and not works(deadline=deadline):
+        shown = f"{wrong} secrets, and shows none of them" if wrong > 1 else "1 secret, and does not show it"
         raise StoreMisconfigured(
-            f"the secret store said that it has {done} {wrong} secrets, and shows none of them like that, nor one that "
-            "was put, read and erased to try it out: nothing was changed in the database for that. See whether its "
-            "storage keeps what is written, and gives back what was written last"
+            f"the secret store said that it has {done} {shown} like that, nor one that was put, read and erased to try "
+            "it out: nothing was changed in the database for that. See whether its storage keeps what is written, and "
+            "gives back what was written last"
         )

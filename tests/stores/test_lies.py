@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.conf import settings as django_settings
 
-from kfs_credentials.crypto import Credentials, new_ref, object_name
+from kfs_credentials.crypto import Credentials, Plaintext, new_ref, object_name
 from kfs_credentials.errors import (
     LeaseLost,
     NotAsSaid,
@@ -17,10 +17,13 @@ from kfs_credentials.errors import (
     SecretLost,
     SecretNotFound,
     SecretStoreError,
+    StoreFull,
     StoreMisconfigured,
     StoreUnavailable,
 )
-from kfs_credentials.stores import Address, Receipt, Resealed
+from kfs_credentials.stores import Address, Entry, Receipt, Resealed
+from kfs_credentials.stores.base import TRIAL_REFS, TRIAL_SCOPE
+from kfs_credentials.stores.calls import Deadline
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.stores.files import DurableFileStorage
 from kfs_credentials.stores.values import Probe
@@ -106,7 +109,7 @@ def test_what_was_put_alone_and_is_not_there_is_an_error_of_its_own(lying: Lying
     with pytest.raises(NotAsSaid, match=r"has put this secret, and holds nothing under its ref: whatever it was to"):
         lying.store("nothing", about=1).put(SCOPE, lying.refs[0], VALUE)
     with pytest.raises(
-        StoreMisconfigured, match=r"has put 1 secrets, and shows none .*, nor one that was put, read and"
+        StoreMisconfigured, match=r"has put 1 secret, and does not show it like that, nor one that was put, read and"
     ):
         lying.store("nothing").put(SCOPE, lying.refs[0], VALUE)
 
@@ -425,6 +428,85 @@ def test_what_was_lost_before_a_replacement_was_stopped_is_put_again(
             call.result()
     erased = (2, 3) if why != "probe" else ()
     assert lying.readable() == [place not in erased for place in range(6)]
+
+
+# The trial.
+
+
+def test_a_trial_that_is_out_of_time_is_erased_all_the_same(
+    lying: Lying, monkeypatch: pytest.MonkeyPatch, files: Callable[[], list[Path]]
+) -> None:
+    """And whoever has no lease any more."""
+    store = lying.store("nothing", about=1)
+    real, calls = EncryptedStore._read_back, list[Any]()
+
+    def late(self: EncryptedStore, *arguments: Any, deadline: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            deadline.at -= 120
+            deadline.check()
+        return real(self, *arguments, deadline=deadline)
+
+    monkeypatch.setattr(EncryptedStore, "_read_back", late)
+    with pytest.raises(StoreUnavailable):
+        store.put(SCOPE, lying.refs[0], VALUE)
+    assert len(calls) == 2
+    assert files() == []
+
+
+@pytest.mark.usefixtures("one_trial")
+def test_what_is_left_of_a_trial_is_in_no_list_and_no_harm(
+    lying: Lying, files: Callable[[], list[Path]], new_key: Callable[[], None], kfs_settings: Callable[..., None]
+) -> None:
+    """A process died in it: the next one erases it, though the key is gone under which it was sealed."""
+    lying.honest._put_many([Entry(TRIAL_SCOPE, TRIAL_REFS[0], Plaintext.of({}))], deadline=Deadline(60))
+    assert len(files()) == 1
+    assert list(lying.honest.list()) == []
+    kfs_settings(KEYS=[os.urandom(32)])
+    with pytest.raises(NotAsSaid):
+        lying.store("nothing", about=1).put(SCOPE, lying.refs[0], VALUE)
+    assert files() == []
+
+
+@pytest.fixture
+def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that try a store do so under the same ref."""
+    monkeypatch.setattr("kfs_credentials.stores.base.TRIAL_REFS", TRIAL_REFS[:1])
+    monkeypatch.setattr("kfs_credentials.stores.base.TRIALS", 1)
+
+
+def test_who_tries_it_at_the_same_moment_makes_no_store_misconfigured(
+    lying: Lying, monkeypatch: pytest.MonkeyPatch, files: Callable[[], list[Path]]
+) -> None:
+    """Another process erases what this one has put to try it, and once more under the next ref."""
+    store = lying.store("nothing", about=1)
+    real, tried = EncryptedStore._read_back, list[str]()
+
+    def erased(self: EncryptedStore, entries: Any, *arguments: Any, **options: Any) -> Any:
+        for entry in entries:
+            if entry.scope == TRIAL_SCOPE and len(tried) < 2:
+                tried.append(entry.ref)
+                self.storage.remove_many([self._name(entry)])
+        return real(self, entries, *arguments, **options)
+
+    monkeypatch.setattr(EncryptedStore, "_read_back", erased)
+    with pytest.raises(NotAsSaid):
+        store.put(SCOPE, lying.refs[0], VALUE)
+    assert len(set(tried)) == 2
+    assert files() == []
+
+
+def test_a_trial_that_does_not_fit_says_nothing_about_an_erasure(lying: Lying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full store is erased from, one object after the other; what stays is that object's own error."""
+    lying.put()
+    store = lying.store("kept")
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise StoreFull("no room")
+
+    monkeypatch.setattr(LyingStorage, "create_many", full)
+    outcomes = store.delete_many(lying.addresses)
+    assert [type(one) for one in outcomes] == [NotAsSaid] * 6
 
 
 # List, and what is known of an object.
