@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+AddressT = TypeVar("AddressT", bound=Address)
 
 TRIAL_SCOPE = Scope("kfs-credentials", "trial", "trial")
 TRIAL_REFS = [f"source-secret:v1:00000000-0000-4000-8000-{number:012x}" for number in range(1, 17)]
@@ -121,7 +122,7 @@ class SecretStore(ABC):
         """
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
         put = partial(read_back.put, self._put_many, self._read_back, works=self._works, deadline=deadline)
-        return self._calls.start(partial(batch, put, entries), deadline)
+        return self._start(put, entries, deadline)
 
     def get_many(self, addresses: Sequence[Address]) -> Outcomes[Credentials]:
         """Get a batch; return the credentials or what `get` would raise for each, in order.
@@ -130,7 +131,7 @@ class SecretStore(ABC):
         """
         deadline = Deadline(settings.STORE_TIMEOUT)
         get = partial(self._get_many, deadline=deadline)
-        return self._calls.start(partial(batch, get, addresses), deadline).result()
+        return self._start(get, addresses, deadline).result()
 
     def replace_many(self, addresses: Sequence[Address]) -> Outcomes[Resealed]:
         """Replace a batch, durable as a group; return a receipt or what `replace` would raise for each, in order.
@@ -152,7 +153,7 @@ class SecretStore(ABC):
             works=self._works,
             deadline=deadline,
         )
-        return self._calls.start(partial(batch, replace, addresses), deadline)
+        return self._start(replace, addresses, deadline)
 
     def delete_many(self, addresses: Sequence[Address]) -> Outcomes[bool]:
         """Erase a batch; return for each whether it was there, or what `delete` would raise, in order.
@@ -168,7 +169,7 @@ class SecretStore(ABC):
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
         erase = partial(read_back.erase, self._delete_many, self._remain, works=self._works, deadline=deadline)
         delete = partial(erase, were_there=set())
-        return self._calls.start(partial(batch, delete, addresses), deadline)
+        return self._start(delete, addresses, deadline)
 
     def read_probe(self) -> Sighting:
         """Return the probe, an error if no key of the ring opens it, None if there is none.
@@ -245,6 +246,12 @@ class SecretStore(ABC):
     def check(self) -> None:
         """Raise `StoreMisconfigured`, `StoreDenied` or `StoreUnavailable` if the store cannot be used now."""
         self._call(self._check)
+
+    def _start(
+        self, function: Callable[[Sequence[AddressT]], Outcomes[T]], items: Sequence[AddressT], deadline: Deadline
+    ) -> Call[Outcomes[T]]:
+        ref = items[0].ref if len(items) == 1 else None  # of a batch nobody knows which one hangs
+        return self._calls.start(partial(batch, function, items), deadline, ref)
 
     def _call(self, function: Callable[[], T]) -> T:
         return self._calls.start(partial(alone, function), Deadline(settings.STORE_TIMEOUT)).result()

@@ -483,10 +483,10 @@ def test_who_tries_it_at_the_same_moment_makes_no_store_misconfigured(
     real, tried = EncryptedStore._read_back, list[str]()
 
     def erased(self: EncryptedStore, entries: Any, *arguments: Any, **options: Any) -> Any:
-        for entry in entries:
-            if entry.scope == TRIAL_SCOPE and len(tried) < 2:
-                tried.append(entry.ref)
-                self.storage.remove_many([self._name(entry)])
+        for one in entries:
+            if one.scope == TRIAL_SCOPE and len(tried) < 2:
+                tried.append(one.ref)
+                self.storage.remove_many([self._name(one)])
         return real(self, entries, *arguments, **options)
 
     monkeypatch.setattr(EncryptedStore, "_read_back", erased)
@@ -534,9 +534,9 @@ def test_a_list_without_an_end_is_over_at_its_deadline(lying: Lying, kfs_setting
     store = lying.store("circles")
     with pytest.raises(StoreUnavailable, match=r"did not answer within 0\.1 s"):
         list(store.list())
-    for thread, _ in store._calls._at_work:
-        thread.join(60)
-        assert not thread.is_alive()
+    for one in store._calls._at_work:
+        one.thread.join(60)
+        assert not one.thread.is_alive()
 
 
 class Circling(EncryptedStore):
