@@ -130,6 +130,8 @@ class Erasure:
     call: Call[list[bool | KfsCredentialsError]] | None = None
     made_room: set[str] = field(default_factory=set)
     """Refs whose objects were there, and were erased before the others."""
+    no_room: bool = False
+    """A store is full, and nothing of the batch could be erased to make room."""
 
     @property
     def waiting(self) -> list[str]:
@@ -402,7 +404,7 @@ class Cleanup:
             try:
                 watch = advance(self.using, store.alias, worker=self.worker, meanwhile=meanwhile)
             except StoreFull:
-                self._make_room(store, erasure, addresses, meanwhile)
+                erasure.no_room = not self._make_room(store, erasure, addresses, meanwhile)
                 watch = advance(self.using, store.alias, worker=self.worker, meanwhile=meanwhile)
             erasure.watches.append(watch)
             erasure.call = store.start_delete_many(addresses, guard=erasure.lease.check, look=watch.look)
@@ -410,19 +412,27 @@ class Cleanup:
 
     def _make_room(
         self, store: SecretStore, erasure: Erasure, addresses: Sequence[Address], meanwhile: Callable[[], None]
-    ) -> None:
+    ) -> bool:
         """Erase objects of the batch, one at a time, until one was there: a new epoch takes no more room than that.
 
-        Without it a store that is full could never be cleaned. Nothing of it counts before the new epoch has begun: the
-        ledger hears of the batch as a whole, and till then a copy of the store from before this is told by the epoch,
-        or else its object is still to be erased.
+        Without it a store that is full could never be cleaned. Nothing that was erased counts before the new epoch has
+        begun: the ledger hears of the batch as a whole, and till then a copy of the store from before this is told by
+        the epoch, or else its object is still to be erased. What cannot be erased is that also if no room is made: else
+        such a batch would be claimed again and again, and no other.
         """
         watch = check_bound(self.using, store.alias, meanwhile)
-        for address in addresses:
+        for item, address in zip(erasure.erasing, addresses, strict=True):
             call = store.start_delete_many([address], guard=erasure.lease.check, look=watch.look)
-            if wait_for(call, meanwhile) == [True]:
+            try:
+                (outcome,) = wait_for(call, meanwhile)
+            except StoreFull:
+                continue  # this one cannot be erased without room; perhaps the next can
+            if outcome is True:
                 erasure.made_room.add(address.ref)
-                return
+                return True
+            if isinstance(outcome, KfsCredentialsError):
+                item.result = outcome
+        return False
 
     def finish_delete(self, erasure: Erasure) -> None:
         """Note what the store answered for each ref.
@@ -459,6 +469,10 @@ class Cleanup:
             for outcome, items in outcomes.items():
                 if items:
                     self._write(outcome, items)
+            if erasure.no_room:
+                # Of these nothing is left to erase, or it cannot be: others may make room, which are due later.
+                given_back = self.refs().filter(pk__in=[item.id for item in outcomes[Outcome.RELEASED]])
+                given_back.postpone(settings.RETRY_BASE)
             for watch in erasure.watches:
                 watch.end()
             erasure.lease.check()

@@ -24,6 +24,7 @@ from kfs_credentials.errors import (
     LeaseLost,
     SecretStoreError,
     StoreDenied,
+    StoreFull,
     StoreMisconfigured,
     StoreUnavailable,
     WorkersPaused,
@@ -217,7 +218,9 @@ class CleanupWorker(Worker):
             except KfsCredentialsError as error:
                 # No store is at work on it: nobody has to wait for it, and it must not look as if it had killed us.
                 self._in_flight = None
-                self._give_back(erasure)
+                # Some answers there may be, if there was no room: of what could not be erased to make some.
+                if not (isinstance(error, StoreFull) and self._settle(erasure)):
+                    self._give_back(erasure)
                 if not isinstance(error, LeaseLost):  # while room was made: whoever has it by now goes on with it
                     raise
         return erasure

@@ -119,6 +119,10 @@ class NotAsSaid(SecretStoreError):
     code = "SOURCE_SECRET_STORE_CONTRADICTED"
 
 
+class SecretLost(NotAsSaid):
+    """The store does not give back what it was to seal anew, nor what was put again in its place."""
+
+
 class StoreUnavailable(SecretStoreError):
     """The store did not answer in time, or answered that it cannot serve now. Trying later is right.
 

@@ -28,6 +28,7 @@ from kfs_credentials.errors import (
     InvalidScope,
     KfsCredentialsError,
     LeaseLost,
+    SecretLost,
     SecretNotFound,
     SecretStoreError,
 )
@@ -92,7 +93,8 @@ class Object:
     @property
     def is_found(self) -> bool:
         """Whether something lies there, whatever it is."""
-        return isinstance(self.result, Resealed | SecretStoreError) and not isinstance(self.result, SecretNotFound)
+        answered = isinstance(self.result, Resealed | SecretStoreError)
+        return answered and not isinstance(self.result, SecretNotFound | SecretLost)
 
     @property
     def outcome(self) -> Outcome | None:

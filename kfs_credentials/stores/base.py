@@ -7,12 +7,14 @@ replaced or erased is looked at again, in the same call, before anybody hears of
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from abc import ABC, abstractmethod
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kfs_credentials.conf import settings
-from kfs_credentials.crypto import Credentials, IntegrityReason, Plaintext, Scope, new_ref, sensitive
+from kfs_credentials.crypto import Credentials, IntegrityReason, Plaintext, Scope, sensitive
 from kfs_credentials.errors import KfsCredentialsError, SecretIntegrityError, StoreMisconfigured
 from kfs_credentials.stores import read_back
 from kfs_credentials.stores.calls import Call, Calls, Deadline
@@ -25,8 +27,17 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+AddressT = TypeVar("AddressT", bound=Address)
 
 TRIAL_SCOPE = Scope("kfs-credentials", "trial", "trial")
+TRIAL_REFS = [f"source-secret:v1:00000000-0000-4000-8000-{number:012x}" for number in range(1, 17)]
+"""Under these a store is tried out. No secret has them, and no list shows them: what is left there is erased by a later
+trial. There are several, for processes that try it at the same moment."""
+TRIAL_DIGESTS = {hashlib.sha256(ref.encode()).digest() for ref in TRIAL_REFS}
+TRIALS = 3
+"""How many of them have to fail: one may, if somebody else is at the same."""
+TRIAL_IS_GONE_IN = 5.0
+"""Seconds for the erasure of a trial, also where time is up, or the lease is lost."""
 
 
 class SecretStore(ABC):
@@ -40,8 +51,10 @@ class SecretStore(ABC):
     can_list: ClassVar[bool] = True
     """Whether `list` works. Where it does not, no patrol can be made, and final ledger rows are kept for ever."""
 
-    def __init__(self) -> None:
-        self._calls = Calls()
+    @cached_property
+    def _calls(self) -> Calls:
+        # Not made by `__init__`: a subclass may have its own, and forget this one.
+        return Calls()
 
     @sensitive
     def put(
@@ -109,7 +122,7 @@ class SecretStore(ABC):
         """
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
         put = partial(read_back.put, self._put_many, self._read_back, works=self._works, deadline=deadline)
-        return self._calls.start(partial(batch, put, entries), deadline)
+        return self._start(put, entries, deadline)
 
     def get_many(self, addresses: Sequence[Address]) -> Outcomes[Credentials]:
         """Get a batch; return the credentials or what `get` would raise for each, in order.
@@ -118,7 +131,7 @@ class SecretStore(ABC):
         """
         deadline = Deadline(settings.STORE_TIMEOUT)
         get = partial(self._get_many, deadline=deadline)
-        return self._calls.start(partial(batch, get, addresses), deadline).result()
+        return self._start(get, addresses, deadline).result()
 
     def replace_many(self, addresses: Sequence[Address]) -> Outcomes[Resealed]:
         """Replace a batch, durable as a group; return a receipt or what `replace` would raise for each, in order.
@@ -136,11 +149,11 @@ class SecretStore(ABC):
             read_back.replace,
             self._replace_many,
             self._read_back,
-            self._put_many,
+            self._put_back,
             works=self._works,
             deadline=deadline,
         )
-        return self._calls.start(partial(batch, replace, addresses), deadline)
+        return self._start(replace, addresses, deadline)
 
     def delete_many(self, addresses: Sequence[Address]) -> Outcomes[bool]:
         """Erase a batch; return for each whether it was there, or what `delete` would raise, in order.
@@ -154,8 +167,9 @@ class SecretStore(ABC):
     ) -> Call[Outcomes[bool]]:
         """Start `delete_many` and return at once. `guard`, `look`: as for `start_put_many`, before objects go."""
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
-        delete = partial(read_back.erase, self._delete_many, self._remain, works=self._works, deadline=deadline)
-        return self._calls.start(partial(batch, delete, addresses), deadline)
+        erase = partial(read_back.erase, self._delete_many, self._remain, works=self._works, deadline=deadline)
+        delete = partial(erase, were_there=set())
+        return self._start(delete, addresses, deadline)
 
     def read_probe(self) -> Sighting:
         """Return the probe, an error if no key of the ring opens it, None if there is none.
@@ -191,7 +205,7 @@ class SecretStore(ABC):
         Raises `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, `SecretStoreError`.
         """
         while page := self._page(after):
-            yield from page
+            yield from (name for name in page if self.digest(name) not in TRIAL_DIGESTS)
             after = page[-1]
 
     def _page(self, after: str) -> Sequence[str]:
@@ -225,12 +239,19 @@ class SecretStore(ABC):
         before objects go. Raises what concerns the store as a whole, as `put_many` does, and what `look` raises.
         """
         deadline = Deadline(settings.STORE_TIMEOUT, look=look)
-        delete = partial(read_back.erase, self._delete_named, self._remain_named, works=self._works, deadline=deadline)
+        erase = partial(read_back.erase, self._delete_named, self._remain_named, works=self._works, deadline=deadline)
+        delete = partial(erase, were_there=set())
         return self._calls.start(partial(each, delete, names), deadline).result()
 
     def check(self) -> None:
         """Raise `StoreMisconfigured`, `StoreDenied` or `StoreUnavailable` if the store cannot be used now."""
         self._call(self._check)
+
+    def _start(
+        self, function: Callable[[Sequence[AddressT]], Outcomes[T]], items: Sequence[AddressT], deadline: Deadline
+    ) -> Call[Outcomes[T]]:
+        ref = items[0].ref if len(items) == 1 else None  # of a batch nobody knows which one hangs
+        return self._calls.start(partial(batch, function, items), deadline, ref)
 
     def _call(self, function: Callable[[], T]) -> T:
         return self._calls.start(partial(alone, function), Deadline(settings.STORE_TIMEOUT)).result()
@@ -238,12 +259,19 @@ class SecretStore(ABC):
     @sensitive
     def _works(self, *, deadline: Deadline) -> bool:
         """Put a secret that is none, read it back and erase it; return whether all of that is as the store says."""
-        entry = Entry(TRIAL_SCOPE, new_ref(), Plaintext.of({}))
-        (receipt,) = self._put_many([entry], deadline=deadline)
-        if isinstance(receipt, KfsCredentialsError):
-            return False
-        (seen,) = self._read_back([entry], [receipt], deadline=deadline)
-        (erased,) = self._delete_many([entry], deadline=deadline)
+        return any(self._passes(ref, deadline) for ref in secrets.SystemRandom().sample(TRIAL_REFS, TRIALS))
+
+    @sensitive
+    def _passes(self, ref: str, deadline: Deadline) -> bool:
+        entry = Entry(TRIAL_SCOPE, ref, Plaintext.of({}))
+        self._delete_many([entry], deadline=deadline)  # what a process left that died
+        try:
+            (receipt,) = self._put_many([entry], deadline=deadline)
+            if isinstance(receipt, KfsCredentialsError):
+                return False
+            (seen,) = self._read_back([entry], [receipt], deadline=deadline)
+        finally:
+            (erased,) = self._delete_many([entry], deadline=Deadline(TRIAL_IS_GONE_IN, look=deadline.look))
         (remains,) = self._remain([entry], deadline=deadline)
         return isinstance(seen, Receipt) and erased is True and not remains
 
@@ -256,11 +284,20 @@ class SecretStore(ABC):
         """Get each."""
 
     @abstractmethod
-    def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
+    def _replace_many(
+        self, addresses: Sequence[Address], *, rewritten: dict[int, Resealed], deadline: Deadline
+    ) -> Outcomes[Resealed]:
         """Seal each anew; call `deadline.check` right before each becomes visible, and `deadline.look`.
 
-        What was rewritten is returned with its `plaintext`.
+        What was rewritten, or may have been, is noted in `rewritten` by its place at once, with its `plaintext`:
+        whatever ends this call, what is in there is looked at, and put again if the store has lost it. Not what
+        somebody else has erased, or written, before it could be.
         """
+
+    @sensitive
+    def _put_back(self, entries: Sequence[Entry], *, deadline: Deadline) -> None:
+        """Put what was lost by a replacement: over what is damaged, where the store can, and whatever its size."""
+        self._put_many(entries, deadline=deadline)
 
     @sensitive
     def _read_back(

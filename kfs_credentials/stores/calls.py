@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from kfs_credentials.errors import StoreUnavailable
 from kfs_credentials.stores.outcomes import bare
@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 MOST_HANGING = 16
 """How many calls of one store may outlive their deadlines at a time. Each holds a thread, and STORE_THREADS others."""
+MOST_HANGING_ALIKE = 2
+"""How many of them may be for one and the same secret, alone."""
 
 
 class Deadline:
@@ -102,29 +104,37 @@ class Call(Generic[T]):
         return self._result
 
 
+class _AtWork(NamedTuple):
+    thread: threading.Thread
+    deadline: Deadline
+    ref: str | None
+
+
 class Calls:
     """The calls of one store that are not over yet: a store that hangs must not take more and more threads.
 
     Only those count that have outlived their deadlines. However many callers wait at a time, each of them waits for one
-    call; and of those that nobody waits for any more there are `MOST_HANGING`, before the next is refused.
+    call; and of those that nobody waits for any more there are `MOST_HANGING`, before the next is refused. One secret
+    for which each call hangs is refused before that: whoever asks for it again and again must not shut out the others.
     """
 
     def __init__(self) -> None:
-        self._at_work: set[tuple[threading.Thread, Deadline]] = set()
+        self._at_work: set[_AtWork] = set()
 
-    def start(self, function: Callable[[], T], deadline: Deadline) -> Call[T]:
-        """Start a call, or refuse it: with `StoreUnavailable`, as its result."""
-        hanging = 0
+    def start(self, function: Callable[[], T], deadline: Deadline, ref: str | None = None) -> Call[T]:
+        """Start a call, or refuse it: with `StoreUnavailable`, as its result. `ref`: if it is for that secret alone."""
+        hanging: list[str | None] = []
         for one in self._at_work.copy():
-            thread, its_deadline = one
-            if not thread.is_alive():  # over; or of the process that this one was forked from
+            if not one.thread.is_alive():  # over; or of the process that this one was forked from
                 self._at_work.discard(one)
-            elif not its_deadline.remaining:
-                hanging += 1
-        if hanging >= MOST_HANGING:
-            return Call(function, deadline, refusal=_too_many(hanging))
+            elif not one.deadline.remaining:
+                hanging.append(one.ref)
+        if len(hanging) >= MOST_HANGING:
+            return Call(function, deadline, refusal=_too_many(len(hanging)))
+        if ref is not None and (alike := hanging.count(ref)) >= MOST_HANGING_ALIKE:
+            return Call(function, deadline, refusal=_too_many_alike(alike))
         call = Call(function, deadline)
-        self._at_work.add((call.thread, deadline))
+        self._at_work.add(_AtWork(call.thread, deadline, ref))
         return call
 
 
@@ -132,4 +142,11 @@ def _too_many(hanging: int) -> StoreUnavailable:
     return StoreUnavailable(
         f"{hanging} calls of this process to the secret store hang, beyond KFS_CREDENTIALS['STORE_TIMEOUT']: no other "
         "is begun until one of them is over. If other processes reach the store, restart this one"
+    )
+
+
+def _too_many_alike(hanging: int) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{hanging} calls of this process for this secret hang, beyond KFS_CREDENTIALS['STORE_TIMEOUT']: no other for "
+        "it is begun until one of them is over. If other processes reach it, restart this one"
     )

@@ -24,6 +24,9 @@ UNNAMED = getattr(os, "O_TMPFILE", os.O_DIRECTORY)
 NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 TEMPORARY = ".tmp"
 REPLACEMENT = ".new"
+TRIAL = ".try"
+LEFTOVERS = (TEMPORARY, REPLACEMENT, TRIAL)
+"""What the name of a file ends in beside its own that a writer may leave behind when it dies."""
 TAKEN_OVER = "another process took over the writing of this object, or erased it"
 
 
@@ -81,6 +84,7 @@ class Directory:
         so either it finds it gone, or this finds what it has made.
         """
         removed = False
+        self.unlink(name + TRIAL)
         while True:
             self.unlink(name + TEMPORARY)
             replacing = self.unlink(name + REPLACEMENT)
@@ -167,6 +171,18 @@ class UnlinkedFile:
     def link(self) -> bool:
         """Give the file its name; return False if the name is taken."""
         return self._link(self.name)
+
+    def try_link(self) -> None:
+        """Give the file another name and take it away again: raises what keeps any file here from getting one.
+
+        A name that nobody renames: what has the one of a replacement may be moved over a secret.
+        """
+        trial = self.name + TRIAL
+        self.directory.unlink(trial)  # whoever left it has died, or is trying the same, and can
+        try:
+            self._link(trial)
+        finally:
+            self.directory.unlink(trial)
 
     def replace(self, old: bytes, check: Callable[[], None]) -> bool:
         """Give the file its name in place of the one that has it; return False unless that one's content is `old`.

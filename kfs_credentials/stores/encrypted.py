@@ -49,7 +49,7 @@ from kfs_credentials.stores.threads import on_threads
 from kfs_credentials.stores.values import Address, Beside, Entry, Look, Probe, Receipt, Resealed, Sighting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kfs_credentials.stores.calls import Deadline
     from kfs_credentials.stores.outcomes import Outcomes
@@ -93,7 +93,6 @@ class EncryptedStore(SecretStore):
     """
 
     def __init__(self, storage: str | dict[str, Any] | Storage, *, prefix: str = DEFAULT_PREFIX) -> None:
-        super().__init__()
         try:
             object_name(new_ref(), prefix=prefix)
         except ValueError as error:
@@ -180,20 +179,25 @@ class EncryptedStore(SecretStore):
         return on_threads(get, addresses)
 
     @sensitive
-    def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
-        ring = key_ring()
-        outcomes = self._replaced(ring, addresses, deadline)
+    def _replace_many(
+        self, addresses: Sequence[Address], *, rewritten: dict[int, Resealed], deadline: Deadline
+    ) -> Outcomes[Resealed]:
+        ring, asked = key_ring(), dict(enumerate(addresses))
+        outcomes = self._replaced(ring, asked, rewritten, deadline)
         # Somebody else has written, or erased, since it was read: what is there now counts, once.
-        again = [place for place, outcome in enumerate(outcomes) if outcome is None]
-        second = self._replaced(ring, [addresses[place] for place in again], deadline)
-        for place, outcome in zip(again, second, strict=True):
-            outcomes[place] = outcome or SecretStoreError("another process is writing this secret at the same time")
-        return [outcome for outcome in outcomes if outcome is not None]
+        again = {place: asked[place] for place, outcome in outcomes.items() if outcome is None}
+        outcomes |= self._replaced(ring, again, rewritten, deadline)
+        busy = SecretStoreError("another process is writing this secret at the same time")
+        return [outcomes[place] or busy for place in asked]
 
     @sensitive
     def _replaced(
-        self, ring: KeyRing, addresses: Sequence[Address], deadline: Deadline
-    ) -> list[Resealed | KfsCredentialsError | None]:
+        self,
+        ring: KeyRing,
+        addresses: Mapping[int, Address],
+        rewritten: dict[int, Resealed],
+        deadline: Deadline,
+    ) -> dict[int, Resealed | KfsCredentialsError | None]:
         """Seal each anew that is not under the first key; None for what changed since it was read."""
 
         @sensitive
@@ -211,29 +215,64 @@ class EncryptedStore(SecretStore):
             new = seal(ring, address.scope, address.ref, plaintext, max_bytes=max(1, plaintext.size))
             return _Reseal(old, _Rewritten(ring.primary.id, plaintext.size, True, plaintext, new))  # noqa: FBT003
 
-        found = on_threads(reseal, addresses) if addresses else []
-        if deadline.look is not None and any(isinstance(outcome, SecretNotFound) for outcome in found):
+        found = dict(zip(addresses, on_threads(reseal, list(addresses.values())), strict=True)) if addresses else {}
+        if deadline.look is not None and any(isinstance(outcome, SecretNotFound) for outcome in found.values()):
             # What is not there is only missing if this is the right store; where nothing is written, nobody else looks.
             deadline.look(self._read_probe())
-        outcomes: list[Resealed | KfsCredentialsError | None] = [
-            None if isinstance(outcome, _Reseal) else outcome for outcome in found
-        ]
-        files = {place: outcome for place, outcome in enumerate(found) if isinstance(outcome, _Reseal)}
+        outcomes: dict[int, Resealed | KfsCredentialsError | None] = {
+            place: None if isinstance(outcome, _Reseal) else outcome for place, outcome in found.items()
+        }
+        files = {place: outcome for place, outcome in found.items() if isinstance(outcome, _Reseal)}
         named = [(self._name(addresses[place]), file.old, file.receipt.blob) for place, file in files.items()]
+        # Of those that have the same name, the first is the one that is replaced.
+        places = {name: place for (name, *_), place in zip(reversed(named), reversed(files), strict=True)}
+
+        @sensitive
+        def done(name: str) -> None:
+            rewritten[places[name]] = files[places[name]].receipt
+
         beside = self._beside(deadline.look)
-        replaced = self.storage.replace_many(named, check=deadline.check, beside=beside)
+        replaced = self.storage.replace_many(named, check=deadline.check, done=done, beside=beside)
         for (place, file), is_replaced in zip(files.items(), replaced, strict=True):
-            if isinstance(is_replaced, SecretStoreError):
-                outcomes[place] = is_replaced
-            elif is_replaced:
-                outcomes[place] = file.receipt
+            if is_replaced is not False:
+                # Where that failed, too: it may have been in the middle.
+                rewritten[place] = file.receipt
+                outcomes[place] = file.receipt if is_replaced is True else is_replaced
         # Whoever replaced these may have died before they were durable, and the old bytes could come back.
-        whole = [place for place, outcome in enumerate(found) if isinstance(outcome, Resealed)]
+        whole = [place for place, outcome in found.items() if isinstance(outcome, Resealed)]
         synced = self.storage.sync([self._name(addresses[place]) for place in whole])
         for place, problem in zip(whole, synced, strict=True):
             if problem is not None:
                 outcomes[place] = None if isinstance(problem, SecretNotFound) else problem
         return outcomes
+
+    @sensitive
+    def _put_back(self, entries: Sequence[Entry], *, deadline: Deadline) -> None:
+        ring, beside = key_ring(), self._beside(deadline.look)
+        files = []
+        for entry in entries:
+            most = max(1, entry.plaintext.size)  # whatever its size: it was in the store already
+            blob = seal(ring, entry.scope, entry.ref, entry.plaintext, max_bytes=most)
+            files.append((self._name(entry), blob))
+        created = self.storage.create_many(files, check=deadline.check, beside=beside)
+        damaged = []
+        for entry, (name, blob), is_new in zip(entries, files, created, strict=True):
+            if is_new is False and (there := self._damaged(ring, entry)) is not None:
+                damaged.append((name, there, blob))
+        self.storage.replace_many(damaged, check=deadline.check, beside=beside)
+
+    @sensitive
+    def _damaged(self, ring: KeyRing, entry: Entry) -> bytes | None:
+        """Return the bytes that have the entry's name if they are no secret; None if they may be somebody's."""
+        try:
+            there = self._read(entry)
+        except SecretStoreError as error:
+            _of_one(error)
+            return None
+        found = _compared(ring, entry, there)
+        if not isinstance(found, SecretIntegrityError) or found.reason == IntegrityReason.UNKNOWN_KEY:
+            return None
+        return there
 
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
         return self._delete_named([self._name(address) for address in addresses], deadline=deadline)

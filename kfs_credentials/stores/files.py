@@ -27,8 +27,8 @@ from kfs_credentials.errors import (
     StoreDenied,
     StoreMisconfigured,
 )
-from kfs_credentials.stores.directory import FILE_MODE, OPEN_FILES, REPLACEMENT, TEMPORARY, Directory
-from kfs_credentials.stores.file_errors import NOT_FOUND, OF_ONE_FILE, reason_of, store_error, translated
+from kfs_credentials.stores.directory import FILE_MODE, LEFTOVERS, OPEN_FILES, Directory
+from kfs_credentials.stores.file_errors import NO_ROOM, NOT_FOUND, OF_ONE_FILE, reason_of, store_error, translated
 from kfs_credentials.stores.groups import create_group, look_beside, replace_group, sync_all
 
 if TYPE_CHECKING:
@@ -83,14 +83,22 @@ class DurableFileStorage(FileSystemStorage):
     def get_modified_time(self, name: str) -> datetime:
         """Return when the file was written, or the last of what writers that died have left of it; see `names`."""
         with suppress(FileNotFoundError):
-            return super().get_modified_time(name)
+            return self._modified_time(name)
         left = []
-        for leftover in (name + TEMPORARY, name + REPLACEMENT):
+        for ending in LEFTOVERS:
             with suppress(FileNotFoundError):
-                left.append(super().get_modified_time(leftover))
+                left.append(self._modified_time(name + ending))
         if not left:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         return max(left)
+
+    def _modified_time(self, name: str) -> datetime:
+        try:
+            return super().get_modified_time(name)
+        except FileNotFoundError:
+            raise
+        except (OSError, SuspiciousFileOperation) as error:
+            raise store_error(error) from None
 
     # What EncryptedStore uses: the same in batches, with the errors of this package.
 
@@ -153,6 +161,7 @@ class DurableFileStorage(FileSystemStorage):
         files: Sequence[tuple[str, bytes, bytes]],
         *,
         check: Callable[[], None] = lambda: None,
+        done: Callable[[str], None] = lambda _: None,
         beside: Beside | None = None,
     ) -> list[bool | SecretStoreError]:
         """Replace the content of files, durably as a group; return for each whether that was done.
@@ -161,8 +170,9 @@ class DurableFileStorage(FileSystemStorage):
         erased stays erased, and of several writers at a time one wins. For a file that cannot be replaced, though
         others could be written in its directory, that is an error in the place of the answer.
 
-        `files`: name, content as it was read, new content. `check`, `beside`: as for `create_many`. Raises
-        `StoreUnavailable`, `StoreDenied`, `StoreMisconfigured`, and what `check` and `beside` raise.
+        `files`: name, content as it was read, new content. `done` is called with the name of each as soon as it is
+        replaced. `check`, `beside`: as for `create_many`. Raises `StoreUnavailable`, `StoreDenied`,
+        `StoreMisconfigured`, and what `check`, `done` and `beside` raise.
         """
         replaced: list[bool | SecretStoreError] = [False] * len(files)
         failed: dict[int, OSError] = {}
@@ -178,7 +188,7 @@ class DurableFileStorage(FileSystemStorage):
                 look_beside(directory, beside)
                 for start in range(0, len(places), GROUP):
                     group = [(place, name, *files[place][1:]) for place, name in places[start : start + GROUP]]
-                    for place in replace_group(directory, group, check, failed):
+                    for place in replace_group(directory, group, check, lambda place: done(files[place][0]), failed):
                         replaced[place] = True
                 look_beside(directory, beside)
         self._tell_apart([name for name, *_ in files], failed)
@@ -263,7 +273,7 @@ class DurableFileStorage(FileSystemStorage):
             with directory:
                 sync_all([(place, partial(sync, directory, place, name)) for place, name in places], failed)
                 directory.sync()
-        self._tell_apart(names, failed)
+        self._tell_apart(names, failed, needs_room=False)
         for place, problem in failed.items():
             synced[place] = SecretStoreError(f"the file system does not sync this object ({reason_of(problem)})")
         return synced
@@ -305,7 +315,7 @@ class DurableFileStorage(FileSystemStorage):
                         failed[place] = error
                 directory.sync()
                 look_beside(directory, beside)
-        self._tell_apart(names, failed)
+        self._tell_apart(names, failed, needs_room=False)
         for place, problem in failed.items():
             removed[place] = SecretStoreError(f"the file system does not remove this object ({reason_of(problem)})")
         return removed
@@ -325,17 +335,23 @@ class DurableFileStorage(FileSystemStorage):
                     found[place] = directory.has(name)
         return found
 
-    def _tell_apart(self, names: Sequence[str], failed: Collection[int]) -> None:
+    def _tell_apart(self, names: Sequence[str], failed: Collection[int], *, needs_room: bool = True) -> None:
         """Raise what concerns the file system as a whole, if that is why these places of `names` have failed.
 
-        Writes and syncs a file without a name in the directory of each.
+        Writes and syncs a file in the directory of each, links it and unlinks it again. `needs_room`: whether what has
+        failed does; what needs none works on a full disk too.
         """
         for path, places in self._by_directory([names[place] for place in failed]).items():
-            self._probe(path, places[0][1])
+            try:
+                self._probe(path, places[0][1])
+            except OSError as error:
+                if needs_room or error.errno not in NO_ROOM:
+                    raise
 
     def _probe(self, path: str, name: str) -> None:
         with Directory(path) as directory, directory.write(name, b"probe") as file:
             file.sync()
+            file.try_link()
 
     def names(self, directory: str) -> Iterator[str]:
         """Yield the names of the files in `directory`, in no order.
@@ -349,7 +365,8 @@ class DurableFileStorage(FileSystemStorage):
             with os.scandir(self.path(directory)) as entries:
                 for entry in entries:
                     if entry.is_file(follow_symlinks=False):
-                        yield entry.name.removesuffix(TEMPORARY).removesuffix(REPLACEMENT)
+                        ending = next((one for one in LEFTOVERS if entry.name.endswith(one)), "")
+                        yield entry.name.removesuffix(ending)
         except FileNotFoundError:
             self._check_location()
         except (OSError, SuspiciousFileOperation) as error:

@@ -78,11 +78,13 @@ def replace_group(
     directory: Directory,
     files: Sequence[tuple[int, str, bytes, bytes]],
     check: Callable[[], None],
+    done: Callable[[int], None],
     failed: dict[int, OSError],
 ) -> list[int]:
     """Write all, sync all, rename all over the old ones, sync the directory; return the places of those replaced.
 
-    `files`: place, name, content as it was read, new content. `failed`: as for `create_group`.
+    `files`: place, name, content as it was read, new content. `done` is called with the place of each as soon as it is
+    renamed. `failed`: as for `create_group`.
     """
     with ExitStack() as stack:
         written: dict[str, tuple[int, bytes, UnlinkedFile]] = {}
@@ -97,6 +99,7 @@ def replace_group(
                 with noting(failed, place):
                     if file.replace(old, check):
                         replaced.append(place)
+                        done(place)
         if replaced:
             directory.sync()
     return replaced

@@ -12,6 +12,7 @@ is not what the settings say: `StoreMisconfigured`, which pauses the workers.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -19,11 +20,16 @@ from kfs_credentials.crypto import sensitive
 from kfs_credentials.errors import (
     KfsCredentialsError,
     NotAsSaid,
+    SecretLost,
     SecretNotFound,
     SecretStoreError,
+    StoreDenied,
+    StoreFull,
     StoreMisconfigured,
+    StoreUnavailable,
 )
 from kfs_credentials.stores.calls import Deadline
+from kfs_credentials.stores.outcomes import alone
 from kfs_credentials.stores.values import Entry, Receipt, Resealed
 
 if TYPE_CHECKING:
@@ -48,8 +54,8 @@ NOT_REPLACED = (
     "whether the storage keeps what is written, and gives back what was written last"
 )
 LOST = (
-    "the secret store has lost this secret when it was to be sealed anew, and did not take it back: restore its object "
-    "from a copy"
+    "the secret store does not give this secret back since it was to be sealed anew, nor since it was put again: "
+    "restore its object from a copy, unless somebody else has erased it, or sealed it anew, at this moment"
 )
 NOT_ERASED = "the secret store said that it has erased this secret, and still holds it"
 
@@ -77,52 +83,75 @@ def put(
 def replace(
     replace_many: Callable[..., Outcomes[Resealed]],
     read: ReadBack,
-    put_many: Callable[..., Outcomes[Receipt]],
+    put_back: Callable[..., None],
     addresses: Sequence[Address],
     *,
     works: Callable[..., bool],
     deadline: Deadline,
 ) -> Outcomes[Resealed]:
     """Seal each anew, and read back what was rewritten. What a store has lost by that is put again, from memory."""
-    outcomes = replace_many(addresses, deadline=deadline)
     receipts: dict[int, Resealed] = {}
-    entries: dict[int, Entry] = {}
-    for place, outcome in enumerate(outcomes):
-        if isinstance(outcome, Resealed) and outcome.plaintext is not None:
-            receipts[place] = outcome
-            entries[place] = Entry(addresses[place].scope, addresses[place].ref, outcome.plaintext)
-    found = _seen(read, entries, receipts, deadline)
-    if lost := {place: entries[place] for place, seen in found.items() if isinstance(seen, SecretNotFound)}:
-        found |= _put_again(partial(put, put_many, read, works=works), lost, deadline)
+    try:
+        outcomes = replace_many(addresses, rewritten=receipts, deadline=deadline)
+    finally:
+        # Also of what was rewritten before this was stopped, nobody else has the plaintext.
+        found = _kept(read, put_back, addresses, receipts, deadline)
+    said = [place for place in found if isinstance(outcomes[place], Resealed)]
     for place, seen in found.items():
+        if isinstance(seen, StoreUnavailable | StoreDenied | StoreMisconfigured):
+            raise seen
         if isinstance(seen, KfsCredentialsError):
-            outcomes[place] = seen
-        elif seen.key_id != receipts[place].key_id:
+            outcomes[place] = SecretLost(LOST)
+        elif place in said and seen.key_id != receipts[place].key_id:
             outcomes[place] = NotAsSaid(NOT_REPLACED)
-        else:
+        elif place in said:
             outcomes[place] = Resealed(seen.key_id, seen.size, rewritten=True)
-    _doubt(outcomes, receipts, "sealed anew", works, deadline)
+    _doubt(outcomes, said, "sealed anew", works, deadline)
     return outcomes
 
 
 @sensitive
-def _put_again(
-    put: Callable[..., Outcomes[Receipt]], entries: dict[int, Entry], deadline: Deadline
+def _kept(
+    read: ReadBack,
+    put_back: Callable[..., None],
+    addresses: Sequence[Address],
+    receipts: Mapping[int, Resealed],
+    deadline: Deadline,
 ) -> dict[int, Receipt | KfsCredentialsError]:
-    """Put what a replacement has lost: nobody else has it. However late, and whoever has the lease by then.
+    """Return what is there of each that was rewritten, once what is lost of them was put again: nobody else has it.
 
-    If it is gone since somebody has erased it at this moment, whoever replaced it looks at its ledger row again.
+    However late, and whoever has the lease by then: each step has its own time. If it is gone since somebody has
+    erased it at this moment, whoever replaced it looks at its ledger row again.
     """
-    again = Deadline(deadline.seconds, look=deadline.look)
-    lost = dict(entries)
-    answers: dict[int, Receipt | KfsCredentialsError] = {}
+    entries = {
+        place: Entry(addresses[place].scope, addresses[place].ref, receipt.plaintext)
+        for place, receipt in receipts.items()
+        if receipt.plaintext is not None
+    }
+    in_time = partial(Deadline, deadline.seconds, look=deadline.look)
+    found = _looked_at(read, entries, receipts, in_time())
+    lost = {place: entry for place, entry in entries.items() if not isinstance(found[place], Receipt)}
+    if lost:
+        try:
+            put_back(list(lost.values()), deadline=in_time())
+        finally:
+            found |= _looked_at(read, lost, receipts, in_time())
+            for place, entry in lost.items():
+                if not isinstance(found[place], Receipt):
+                    logger.critical("ref %s: %s (%s)", entry.ref, LOST, found[place])
+    return found
+
+
+@sensitive
+def _looked_at(
+    read: ReadBack, entries: Mapping[int, Entry], receipts: Mapping[int, Receipt], deadline: Deadline
+) -> dict[int, Receipt | KfsCredentialsError]:
+    """Return what is read back of each, by place. Where the store cannot be read, that is what became of each."""
+    there = {place: receipts[place] for place in entries}
     try:
-        answers = dict(zip(entries, put(list(entries.values()), deadline=again), strict=True))
-        lost = {place: entries[place] for place, answer in answers.items() if not isinstance(answer, Receipt)}
-    finally:
-        for entry in lost.values():
-            logger.critical("ref %s: %s", entry.ref, LOST)
-    return answers | {place: NotAsSaid(LOST) for place in lost}
+        return alone(partial(_seen, read, entries, there, deadline))
+    except KfsCredentialsError as error:
+        return dict.fromkeys(entries, error)
 
 
 @sensitive
@@ -141,21 +170,25 @@ def erase(
     items: Sequence[T],
     *,
     works: Callable[..., bool],
+    were_there: set[T],
     deadline: Deadline,
 ) -> Outcomes[bool]:
     """Erase each, and look whether it is gone. `items`: addresses, or names.
 
     Whether it was there is looked at before, too: a store that always says so would give its ref one horizon after the
-    other. What is written in between is erased with it, and a patrol finds what comes later.
+    other. What is written in between is erased with it, and a patrol finds what comes later. `were_there`: what was,
+    when this was tried before in the same call, and failed in a way that nobody foresaw.
     """
-    was_there = remain(items, deadline=deadline)
+    remaining = remain(items, deadline=deadline)
+    were_there.update(item for item, is_there in zip(items, remaining, strict=True) if is_there)
     outcomes = delete_many(items, deadline=deadline)
     said = [place for place, outcome in enumerate(outcomes) if isinstance(outcome, bool)]
     if said:
         remaining = remain([items[place] for place in said], deadline=deadline)
         for place, is_there in zip(said, remaining, strict=True):
-            outcomes[place] = NotAsSaid(NOT_ERASED) if is_there else was_there[place]
-        _doubt(outcomes, said, "erased", works, deadline)
+            outcomes[place] = NotAsSaid(NOT_ERASED) if is_there else items[place] in were_there
+        with suppress(StoreFull):  # then no trial can be put: to erase takes no room, and must go on
+            _doubt(outcomes, said, "erased", works, deadline)
     return outcomes
 
 
@@ -183,8 +216,9 @@ def _doubt(
     # Who has lost the lease, or the time, may see what others have done since.
     deadline.check()
     if wrong == len(said) and not works(deadline=deadline):
+        shown = f"{wrong} secrets, and shows none of them" if wrong > 1 else "1 secret, and does not show it"
         raise StoreMisconfigured(
-            f"the secret store said that it has {done} {wrong} secrets, and shows none of them like that, nor one that "
-            "was put, read and erased to try it out: nothing was changed in the database for that. See whether its "
-            "storage keeps what is written, and gives back what was written last"
+            f"the secret store said that it has {done} {shown} like that, nor one that was put, read and erased to try "
+            "it out: nothing was changed in the database for that. See whether its storage keeps what is written, and "
+            "gives back what was written last"
         )

@@ -39,12 +39,13 @@ class CreateOnceStorage(Protocol):
         files: Sequence[tuple[str, bytes, bytes]],
         *,
         check: Callable[[], None] = ...,
+        done: Callable[[str], None] = ...,
         beside: Beside | None = ...,
     ) -> list[bool | SecretStoreError]:
         """Replace files (name, content as it was read, new content), durable as a group.
 
         False for each that is not there any more, or not with that content, or why this one could not be replaced.
-        `check`, `beside`: as for `create_many`.
+        `done` is called with the name of each as soon as it is replaced. `check`, `beside`: as for `create_many`.
         """
 
     def read(self, name: str, *, beside: str | None = ...) -> bytes:

@@ -70,4 +70,4 @@ class Resealed(Receipt):
 
     rewritten: bool
     plaintext: Plaintext | None = field(default=None, repr=False, compare=False)
-    """What was sealed anew. A store hands it over with what it has rewritten; the caller of a store gets None."""
+    """What was sealed anew. A store notes it with what it rewrites; the caller of a store gets None."""

@@ -31,7 +31,7 @@ OVERWRITES = "overwrites"
 GETS = ("other bytes read", "another's read", "old read")
 DELETES = ("kept", "kept, absent", "comes back")
 """It says that it has erased, or that nothing was there, and keeps it; or has it again once it is asked for a list."""
-REPLACEMENTS = ("old kept", "lost", "lost for good")
+REPLACEMENTS = ("old kept", "lost", "lost for good", "half new", "half new for good")
 PROBES = ("old probe", "probe kept")
 
 
@@ -111,16 +111,34 @@ class LyingStorage(DurableFileStorage):
         return found
 
     def replace_many(self, files: Sequence[tuple[str, bytes, bytes]], **options: Any) -> list[bool | SecretStoreError]:
-        told = [self.lie(name) for name, *_ in files]
-        real = [file for file, lie in zip(files, told, strict=True) if lie not in ("old kept", "probe kept")]
-        answers = iter(super().replace_many(real, **self._options(options)))
-        outcomes: list[bool | SecretStoreError] = []
-        for (name, *_), lie in zip(files, told, strict=True):
-            outcomes.append(True if lie in ("old kept", "probe kept") else next(answers))
-            if lie in ("lost", "lost for good"):
+        told = [self.lie(name, content) for name, _, content in files]
+        real = [
+            (name, old, self._to_replace(name, content, lie))
+            for (name, old, content), lie in zip(files, told, strict=True)
+            if lie not in ("old kept", "probe kept")
+        ]
+        done = options.pop("done", lambda _: None)
+        lost: list[str] = []
+
+        def lose(name: str) -> None:
+            if self.lie(name) in ("lost", "lost for good"):
+                lost.append(name)
+            done(name)
+
+        try:
+            answers = iter(super().replace_many(real, done=lose, **self._options(options)))
+        finally:
+            for name in lost:
                 self._keep(name)
                 super().remove_many([name])
-        return outcomes
+        return [True if lie in ("old kept", "probe kept") else next(answers) for lie in told]
+
+    def _to_replace(self, name: str, content: bytes, lie: str) -> bytes:
+        half = content[: len(content) // 2]
+        if lie == "half new" and not (self.kept / Path(name).name).exists():
+            self._keep(name)
+            return half
+        return half if lie == "half new for good" else content
 
     def remove_many(self, names: Sequence[str], **options: Any) -> list[bool | SecretStoreError]:
         told = [self.lie(name) for name in names]

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from kfs_credentials.crypto import object_name
 from kfs_credentials.pause import resume_workers
 from tests.crashes.database import ALIAS
-from tests.crashes.scene import CLEAN, NOT_FINISHED, Scene
+from tests.crashes.scene import CLEAN, LOOK, NOT_FINISHED, Scene
 from tests.crashes.stage import LEDGER, Stage
 from tests.crashes.stores import BEFORE_DELETE, BEFORE_PUT, BEFORE_REPLACE
 from tests.crashes.workers import Worker
@@ -20,6 +21,7 @@ from tests.crashes.workers import Worker
 FULL = "No space left on device, ENOSPC"
 READ_ONLY = "Read-only file system, EROFS"
 SOURCES = 12
+NAMED = "(SELECT id FROM sources)"
 REASON = "SELECT reason FROM kfs_credentials_pause"
 
 
@@ -149,6 +151,45 @@ def test_a_cleanup_makes_room(disk: Disk, scene: Scene) -> None:
     # That one was there too, and is not noted as one that somebody else had erased.
     receipts = scene.rows("SELECT receipt, count(*) FROM kfs_credentials_secret_object WHERE receipt <> '' GROUP BY 1")
     assert receipts == [("erased", 3)]
+    disk.make_room()
+    stage.check()
+
+
+def test_a_cleanup_makes_room_beside_a_file_that_cannot_be_removed(disk: Disk, scene: Scene) -> None:
+    """Not by it, and not never: it is the one that is tried first, and each batch is as large as it is alone."""
+    stage = Stage(scene, SOURCES)
+    stage.orphans()
+    scene.execute(f"UPDATE {LEDGER} SET state = 'retired', next_delete_at = now() WHERE source_id NOT IN {NAMED}")
+    (ref,) = scene.rows(f"SELECT credential_ref FROM {LEDGER} WHERE state = 'retired' ORDER BY id LIMIT 1")[0]
+    bad = disk.place / object_name(ref)
+    bad.unlink()
+    bad.mkdir()
+    scene.execute(f"UPDATE {LEDGER} SET next_delete_at = '2000-01-01' WHERE credential_ref = %s", [ref])
+    disk.fill()
+    worker = scene.start_cleanup(PARK_AFTER=2, BATCH_SIZE=1)
+    assert worker.wait() == LOOK, worker.printed
+    states = f"SELECT state, delete_attempts, count(*) FROM {LEDGER} WHERE state <> 'active' GROUP BY 1, 2 ORDER BY 1"
+    assert scene.rows(states) == [("deleted", 0, 2), ("retired", 2, 1)]
+    bad.rmdir()
+    disk.make_room()
+    scene.execute(f"UPDATE {LEDGER} SET next_delete_at = now() WHERE state = 'retired'")
+    stage.recover()
+
+
+def test_a_cleanup_makes_room_beside_an_object_that_is_gone_already(disk: Disk, scene: Scene) -> None:
+    """No room is made by that one, and it is put off: each batch is as large as it is alone."""
+    stage = Stage(scene, SOURCES)
+    stage.orphans()
+    scene.execute(f"UPDATE {LEDGER} SET state = 'retired', next_delete_at = now() WHERE source_id NOT IN {NAMED}")
+    (ref,) = scene.rows(f"SELECT credential_ref FROM {LEDGER} WHERE state = 'retired' ORDER BY id LIMIT 1")[0]
+    (disk.place / object_name(ref)).unlink()
+    scene.execute(f"UPDATE {LEDGER} SET next_delete_at = '2000-01-01' WHERE credential_ref = %s", [ref])
+    disk.fill()
+    worker = scene.start_cleanup(BATCH_SIZE=1, RETRY_BASE=1)
+    assert worker.wait() == CLEAN, worker.printed
+    assert scene.rows(f"SELECT DISTINCT state, delete_attempts FROM {LEDGER} WHERE state <> 'active'") == [
+        ("deleted", 0)
+    ]
     disk.make_room()
     stage.check()
 

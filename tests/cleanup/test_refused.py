@@ -14,12 +14,13 @@ from kfs_credentials import services
 from kfs_credentials.cleanup import Cleanup, Outcome
 from kfs_credentials.cleanup_worker import CleanupWorker
 from kfs_credentials.crypto import object_name
-from kfs_credentials.errors import StoreUnavailable
+from kfs_credentials.errors import StoreFull, StoreUnavailable
 from kfs_credentials.models import Attention, RefState, SecretObject
 from kfs_credentials.models import SourceSecretLifecycleRef as LedgerRow
 from kfs_credentials.repairs import Repair
 from kfs_credentials.status import read_cleanup_left
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.stores.files import DurableFileStorage
 from kfs_credentials.worker import End
 from tests.cleanup.rows import (
     PAST,
@@ -116,6 +117,49 @@ def test_if_nothing_can_be_written_either_it_is_the_store_that_does_not_work(
     with pytest.raises(StoreUnavailable, match="the file system of the secrets does not work now"):
         erase(steps)
     assert {reread(row).delete_attempts for row in rows} == {0}
+
+
+@pytest.mark.parametrize("trouble", ["cannot be removed", "takes room to be removed"])
+def test_room_is_made_by_whichever_object_can_be_erased(
+    steps: Cleanup, store: EncryptedStore, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """A full store, and what is tried first cannot go."""
+    rows = sorted((add_secret(store) for _ in range(3)), key=lambda row: row.pk)
+    bad = Path(object_name(rows[0].credential_ref)).name
+    full = [True]
+    unlink, write = os.unlink, os.write
+
+    def unlink_some(path: str, **options: Any) -> None:
+        if path == bad and (full or trouble == "cannot be removed"):
+            number = errno.EPERM if trouble == "cannot be removed" else errno.ENOSPC
+            raise OSError(number, os.strerror(number))
+        unlink(path, **options)
+        if path.endswith(".enc"):
+            full.clear()
+
+    def write_some(*arguments: Any) -> int:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(*arguments)
+
+    monkeypatch.setattr("kfs_credentials.stores.directory.os.unlink", unlink_some)
+    monkeypatch.setattr("kfs_credentials.stores.directory.os.write", write_some)
+    monkeypatch.setattr(DurableFileStorage, "remove_many", all_or_nothing)
+    stuck = trouble == "cannot be removed"
+    assert erase(steps) == ({Outcome.RETRY: 1, Outcome.ERASED: 2} if stuck else {Outcome.ERASED: 3})
+    assert reread(rows[0]).delete_attempts == stuck
+    assert {known(row.credential_ref).receipt for row in rows[1:]} == {"erased"}
+
+
+real_remove_many = DurableFileStorage.remove_many
+
+
+def all_or_nothing(self: DurableFileStorage, *arguments: Any, **options: Any) -> Any:
+    """Raise that there is no room, as a storage may that writes when it erases, in the place of one file's error."""
+    outcomes = real_remove_many(self, *arguments, **options)
+    if any("ENOSPC" in str(outcome) for outcome in outcomes):
+        raise StoreFull("no room")
+    return outcomes
 
 
 def test_revoking_lets_go_of_a_displaced_ref_too(steps: Cleanup, store: EncryptedStore) -> None:

@@ -106,10 +106,14 @@ class GatedStore(SteppedStore):
             os.kill(os.getpid(), signal.SIGKILL)
         return super()._put_many(entries, deadline=deadline)
 
-    def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
+    def _replace_many(
+        self, addresses: Sequence[Address], *, rewritten: dict[int, Resealed], deadline: Deadline
+    ) -> Outcomes[Resealed]:
         self.at(BEFORE_REPLACE)
         half = len(addresses) // 2
-        outcomes = super()._replace_many(addresses[:half], deadline=deadline) if half else []
+        outcomes: Outcomes[Resealed] = []
+        if half:
+            outcomes = super()._replace_many(addresses[:half], rewritten=rewritten, deadline=deadline)
         # The others without another look: so does a store that cannot make its writes conditional.
         found = self._get_many(addresses[half:], deadline=Deadline(deadline.seconds))
         files = [
@@ -119,10 +123,12 @@ class GatedStore(SteppedStore):
         ]
         deadline.check()
         self.at(IN_REPLACE)
+        key_id = key_ring().primary.id
+        done = [resealed(key_id, Plaintext.of(one)) if isinstance(one, Credentials) else one for one in found]
+        rewritten |= {half + place: one for place, one in enumerate(done) if isinstance(one, Resealed)}
         self.storage.remove_many([name for name, _ in files])
         self.storage.create_many(files)
-        key_id = key_ring().primary.id
-        outcomes += [resealed(key_id, Plaintext.of(one)) if isinstance(one, Credentials) else one for one in found]
+        outcomes += done
         self.at(AFTER_REPLACE)
         return outcomes
 

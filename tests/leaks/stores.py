@@ -31,9 +31,11 @@ class QuotingStore(GatedStore):
         self._talk("get", "&".join(read))
         return found
 
-    def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
+    def _replace_many(
+        self, addresses: Sequence[Address], *, rewritten: dict[int, Resealed], deadline: Deadline
+    ) -> Outcomes[Resealed]:
         self._talk("replace", CANARY)  # of the request before, which its session still has
-        return super()._replace_many(addresses, deadline=deadline)
+        return super()._replace_many(addresses, rewritten=rewritten, deadline=deadline)
 
     def _delete_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[bool]:
         self._talk("delete", CANARY)

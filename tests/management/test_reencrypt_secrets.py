@@ -273,6 +273,26 @@ def test_none_found_is_an_error(run: Run, new_first: Callable[[], None], secrets
     assert run(COMMAND).code == 0
 
 
+def test_what_the_store_has_lost_is_not_found(
+    run: Run, store: EncryptedStore, new_first: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there when it was read, and is not any more: that is no sign of the right store."""
+    make_source()
+    new_first()
+    real = store._read_back
+
+    def read_back(entries: Any, *arguments: Any, **options: Any) -> Any:
+        store.storage.remove_many([store._name(entry) for entry in entries])
+        return real(entries, *arguments, **options)
+
+    monkeypatch.setattr(store, "_read_back", read_back)
+    monkeypatch.setattr(store, "_works", lambda **_: True)
+    outcome = run(COMMAND)
+    assert outcome.code == 1
+    assert "found 0 of 1: " in outcome.err
+    assert noted() == {OLD_ID: 1}
+
+
 def test_no_ledger_row_of_what_sources_name_is_an_error(run: Run, new_first: Callable[[], None]) -> None:
     """The ledger was emptied, or is another database's."""
     make_source()

@@ -38,10 +38,10 @@ def before_replacing(store: EncryptedStore, patch: pytest.MonkeyPatch, *acts: Ca
     """Do these things, one before each of the next replacements, on a thread that waits for them."""
     real, left = store._replace_many, list(acts)
 
-    def replace_many(addresses: Any, *, deadline: Any) -> Any:
+    def replace_many(addresses: Any, **options: Any) -> Any:
         if left:
             elsewhere(left.pop(0))
-        return real(addresses, deadline=deadline)
+        return real(addresses, **options)
 
     patch.setattr(store, "_replace_many", replace_many)
 
@@ -240,11 +240,11 @@ def test_a_store_that_hangs_when_it_is_asked_to_stop(
     go_on, threads = threading.Event(), []
     real = store._replace_many
 
-    def replace_many(addresses: Any, *, deadline: Any) -> Any:
+    def replace_many(addresses: Any, **options: Any) -> Any:
         threads.append(threading.current_thread())
         os.kill(os.getpid(), signal.SIGTERM)
         go_on.wait()
-        return real(addresses, deadline=deadline)
+        return real(addresses, **options)
 
     monkeypatch.setattr(store, "_replace_many", replace_many)
     outcome = run(COMMAND)

@@ -96,9 +96,9 @@ def test_batches_and_bytes(
     sizes: list[int] = []
     real = store._replace_many
 
-    def replace_many(addresses: Any, *, deadline: Any) -> Any:
+    def replace_many(addresses: Any, **options: Any) -> Any:
         sizes.append(len(addresses))
-        return real(addresses, deadline=deadline)
+        return real(addresses, **options)
 
     monkeypatch.setattr(store, "_replace_many", replace_many)
     assert run(COMMAND, "--batch-size", 3).code == 0
@@ -120,9 +120,9 @@ def test_the_rate(
     seen: list[float | None] = []
     real = store._replace_many
 
-    def replace_many(addresses: Any, *, deadline: Any) -> Any:
+    def replace_many(addresses: Any, **options: Any) -> Any:
         seen.append(ours.RATE_LIMIT)
-        return real(addresses, deadline=deadline)
+        return real(addresses, **options)
 
     monkeypatch.setattr(store, "_replace_many", replace_many)
     assert run(COMMAND, "--rate", 1000).code == 0

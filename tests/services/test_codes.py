@@ -21,6 +21,7 @@ CODES: dict[type[KfsCredentialsError], str] = {
     errors.SecretConflict: "SOURCE_SECRET_REF_CONFLICT",
     errors.StoreUnavailable: "SOURCE_SECRET_STORE_UNAVAILABLE",
     errors.NotAsSaid: "SOURCE_SECRET_STORE_CONTRADICTED",
+    errors.SecretLost: "SOURCE_SECRET_STORE_CONTRADICTED",
     errors.StoreFull: "SOURCE_SECRET_STORE_UNAVAILABLE",
     errors.StoreDenied: "SOURCE_SECRET_STORE_DENIED",
     errors.StoreMisconfigured: "SOURCE_SECRET_STORE_MISCONFIGURED",

@@ -14,7 +14,7 @@ import pytest
 from kfs_credentials.crypto import new_ref, object_name
 from kfs_credentials.errors import StoreUnavailable
 from kfs_credentials.stores import Address, secret_stores
-from kfs_credentials.stores.calls import MOST_HANGING, Call, Deadline
+from kfs_credentials.stores.calls import MOST_HANGING, MOST_HANGING_ALIKE, Call, Deadline
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.stores.files import DurableFileStorage
 from kfs_credentials.stores.threads import on_threads
@@ -263,7 +263,7 @@ def test_no_more_calls_are_begun_than_a_process_can_bear(stuck: Stuck, kfs_setti
     def begun() -> set[threading.Thread]:
         return set(threading.enumerate()) - others
 
-    calls = [start(store, addresses[0].ref) for _ in range(MOST_HANGING + 2)]
+    calls = [start(store, new_ref()) for _ in range(MOST_HANGING + 2)]
     at_work = {call.thread for call in calls}
     assert begun() == at_work  # time is not up: somebody waits for each of them
 
@@ -295,18 +295,42 @@ def test_no_more_calls_are_begun_than_a_process_can_bear(stuck: Stuck, kfs_setti
 
 def test_one_that_is_over_makes_room_for_one(stuck: Stuck, kfs_settings: Callable[..., None]) -> None:
     kfs_settings(STORE_TIMEOUT=60)
-    store, ref = EncryptedStore(stuck), new_ref()
-    calls = [start(store, ref) for _ in range(MOST_HANGING)]
+    store = EncryptedStore(stuck)
+    calls = [start(store, new_ref()) for _ in range(MOST_HANGING)]
     for call in calls:
         call.deadline.at -= 120
     assert said(store.delete, SCOPE, new_ref())[0] == "StoreUnavailable"
     stuck.go_on.release()
     while all(call.thread.is_alive() for call in calls):
         calls[0].thread.join(0.01)
-    more = start(store, ref)
+    more = start(store, new_ref())
     assert not more.wait(0)
     more.deadline.at -= 120
     assert said(store.delete, SCOPE, new_ref())[1].startswith(f"{MOST_HANGING} calls of this process")
+
+
+def test_one_secret_for_which_calls_hang_shuts_out_no_other(stuck: Stuck, kfs_settings: Callable[..., None]) -> None:
+    """Whoever asks for it again is refused, but in a batch with others: which one of those hangs is not known."""
+    kfs_settings(STORE_TIMEOUT=60)
+    store, ref = EncryptedStore(stuck), new_ref()
+    calls = [start(store, ref) for _ in range(MOST_HANGING_ALIKE + 1)]  # time is not up: somebody waits for each
+    assert said(store.get, SCOPE, ref)[0] == "SecretNotFound"
+    for call in calls:
+        call.deadline.at -= 120
+    refused = (
+        f"{len(calls)} calls of this process for this secret hang, beyond KFS_CREDENTIALS['STORE_TIMEOUT']: no other "
+        "for it is begun until one of them is over. If other processes reach it, restart this one"
+    )
+    for call_again in (store.get, store.delete, store.replace):
+        assert said(call_again, SCOPE, ref) == ("StoreUnavailable", refused)
+    assert said(store.put, SCOPE, ref, VALUE) == ("StoreUnavailable", refused)
+    assert said(store.get, SCOPE, new_ref())[0] == "SecretNotFound"
+    assert said(store.get_many, [Address(SCOPE, ref), Address(SCOPE, new_ref())]) == ("", "")
+
+    stuck.go_on.release(len(calls))
+    for call in calls:
+        call.thread.join(60)
+    assert said(store.get, SCOPE, ref)[0] == "SecretNotFound"
 
 
 def ask(pipe: Connection, store: EncryptedStore) -> None:

@@ -14,6 +14,7 @@ from kfs_credentials.crypto import new_ref, object_name
 from kfs_credentials.errors import InvalidRef, LeaseLost, StoreUnavailable
 from kfs_credentials.stores import Address, SecretStore, secret_stores
 from kfs_credentials.stores.encrypted import EncryptedStore
+from kfs_credentials.stores.files import DurableFileStorage
 from tests.stores.contract import SCOPE, VALUE
 from tests.waiting import PATIENCE
 
@@ -132,3 +133,32 @@ def test_an_object_with_a_leftover_beside_it_is_listed_once(
     assert list(store.list()) == names
     monkeypatch.setattr("kfs_credentials.stores.encrypted.PAGE", 3)
     assert list(store.list()) == names
+
+
+def test_a_file_by_which_a_bad_one_was_told_apart_is_a_leftover_of_its_object(
+    store: EncryptedStore, secrets_directory: Path, files: Files
+) -> None:
+    """Whoever made it has died before it was gone."""
+    (address,) = put(store)
+    (secrets_directory / f"{object_name(address.ref)}.try").write_bytes(b"probe")
+    assert set(store.list()) == {object_name(address.ref)}
+    assert store.delete_many([address]) == [True]
+    assert files() == []
+
+
+def test_what_was_there_was_there_though_the_store_failed_after_it_was_erased(
+    store: EncryptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a way that nobody foresaw: then all is asked for once more, and a late write must not count as none."""
+    there, gone = put(store, 3), Address(SCOPE, new_ref())
+    real, failures = DurableFileStorage.remove_many, [LookupError(), LookupError()]
+
+    def remove_many(self: DurableFileStorage, *arguments: Any, **options: Any) -> Any:
+        answers = real(self, *arguments, **options)
+        if failures:
+            raise failures.pop()
+        return answers
+
+    monkeypatch.setattr(DurableFileStorage, "remove_many", remove_many)
+    assert store.delete_many([there[0], gone, *there[1:]]) == [True, False, True, True]
+    assert store.delete_many(there) == [False] * 3

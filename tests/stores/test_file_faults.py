@@ -234,6 +234,34 @@ def test_a_full_disk_is_unavailable_until_there_is_room(store: EncryptedStore, l
     ]
 
 
+def erase_on_a_full_disk(location: str, refs: list[str]) -> tuple[list[str], list[str]] | str:
+    """Erase all these from a full disk, on which the first of them has no file that can be removed."""
+    if problem := mount("-t", "tmpfs", "-o", "size=64k,mode=700", "none", location):
+        return problem
+    store, addresses = secret_stores["default"], [Address(SCOPE, ref) for ref in refs]
+    store.put_many([entry(ref) for ref in refs])
+    bad = Path(location, object_name(refs[0]))
+    bad.unlink()
+    bad.mkdir()
+    with Path(location, "junk").open("wb", buffering=0) as junk:
+        for _ in range(20):
+            said(junk.write, bytes(4096))
+    full = put(SCOPE, new_ref(), VALUE)
+    first = store.delete_many(addresses[:1])
+    return [full[0], *map(str, first)], list(map(str, store.delete_many(addresses)))
+
+
+def test_one_file_that_cannot_be_removed_is_told_apart_on_a_full_disk_too(
+    store: EncryptedStore, location: Path
+) -> None:
+    """Nothing can be written there to tell it, and nothing has to be."""
+    answers = run(erase_on_a_full_disk, str(location), [new_ref() for _ in range(3)])
+    if isinstance(answers, str):
+        pytest.skip(answers)
+    bad = "the file system does not remove this object (Is a directory, EISDIR)"
+    assert answers == (["StoreFull", bad], [bad, "True", "True"])
+
+
 def put_with_few_handles(refs: list[str]) -> tuple[Said, list[Any]]:
     store = secret_stores["default"]
     entries = [entry(ref) for ref in refs]
@@ -256,6 +284,18 @@ def test_too_many_open_files_are_unavailable(store: EncryptedStore) -> None:
 
 
 # Rights.
+
+
+def modified_at(name: str) -> Said:
+    return said(secret_stores["default"].modified_at, name)
+
+
+def test_a_time_that_may_not_be_looked_at_is_denied(reachable: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can leave a directory that another user cannot look into")
+    ref = new_ref()
+    secret_stores["default"].put(SCOPE, ref, VALUE)
+    assert run(as_nobody, modified_at, object_name(ref)) == DENIED
 
 
 def refused(location: Path) -> Said:

@@ -227,3 +227,23 @@ def test_what_is_under_the_first_key_already_is_made_durable(
     monkeypatch.setattr(DurableFileStorage, "sync", sync)
     assert not store.replace(SCOPE, ref).rewritten
     assert synced == [object_name(ref)]
+
+
+def test_what_is_replaced_before_it_is_stopped_is_told(storage: DurableFileStorage, location: Path) -> None:
+    """Each as soon as it is; not what is erased before that."""
+    names = ["a/1", "a/2", "a/3", "a/4"]
+    storage.create_many([(name, b"old") for name in names])
+    asked: list[bool] = []
+    done: list[str] = []
+
+    def check() -> None:
+        asked.append(True)
+        if len(asked) == 2:
+            assert storage.remove_many(["a/2"]) == [True]
+        if len(asked) == 4:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        storage.replace_many([(name, b"old", b"new") for name in names], check=check, done=done.append)
+    assert done == ["a/1", "a/3"]
+    assert files(location) == {"a/1": b"new", "a/3": b"new", "a/4": b"old"}

@@ -204,3 +204,16 @@ def test_djangos_own_storages_are_refused(storage: type) -> None:
 
 def test_a_store_of_ones_own_is_a_subclass() -> None:
     assert issubclass(EncryptedStore, SecretStore)
+
+
+class Own(EncryptedStore):
+    """Has an `__init__` of its own that calls no other."""
+
+    def __init__(self, location: Path) -> None:
+        self.storage, self.prefix = DurableFileStorage(location), "objects/v1/"
+
+
+def test_a_store_with_an_init_of_its_own_works(secrets_directory: Path) -> None:
+    store, ref = Own(secrets_directory), new_ref()
+    store.put(SCOPE, ref, VALUE)
+    assert store.get(SCOPE, ref) == VALUE

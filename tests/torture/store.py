@@ -48,9 +48,12 @@ class TorturedStore(SteppedStore):
         """Return how many of `number` objects are gone at `IN_DELETE`: any number."""
         return dice.randint(0, number)
 
-    def _replace_many(self, addresses: Sequence[Address], *, deadline: Deadline) -> Outcomes[Resealed]:
+    def _replace_many(
+        self, addresses: Sequence[Address], *, rewritten: dict[int, Resealed], deadline: Deadline
+    ) -> Outcomes[Resealed]:
         self.at(BEFORE_REPLACE)
-        outcomes = super()._replace_many(addresses, deadline=self.stepped(deadline, len(addresses)))
+        stepped = self.stepped(deadline, len(addresses))
+        outcomes = super()._replace_many(addresses, rewritten=rewritten, deadline=stepped)
         self.at(AFTER_REPLACE)
         return outcomes
 

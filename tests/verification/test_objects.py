@@ -269,7 +269,7 @@ def test_what_was_erased_is_written_down_whatever_is_found_out_after_it(
     assert Event.objects.get(kind="erased").detail == "1 objects without a ledger row, in store default"
 
 
-@pytest.mark.parametrize("leftover", [".tmp", ".new"])
+@pytest.mark.parametrize("leftover", [".tmp", ".new", ".try"])
 def test_what_a_writer_that_died_has_left_has_an_age_too(
     store: EncryptedStore, secrets_directory: Path, leftover: str
 ) -> None:
