@@ -63,6 +63,7 @@ BEGIN
 END $$;
 CREATE TRIGGER kfs_tests_slow BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION kfs_tests_slow({seconds})
 """
+# pg_locks tells of all databases of the server, and other tests have theirs there.
 HELD_UP = """
 SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
