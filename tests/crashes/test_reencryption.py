@@ -93,7 +93,7 @@ def test_frozen_until_another_run_has_begun(scene: Scene, kfs_settings: Change) 
     third = secrets.token_bytes(32)
     scene.drain(CLEAN)
     with scene.gate(BEFORE_REPLACE) as gate:
-        frozen = scene.start_reencryption(KEYS=[*NEW_RING, third.hex()], LEASE=0.5)
+        frozen = scene.start_reencryption(KEYS=[*NEW_RING, third.hex()], LEASE=2)
         gate.wait()
         frozen.freeze()
     # That the lease is over is the database's to say, and the frozen one's watch: both have run on.
