@@ -1,4 +1,4 @@
-"""A store that takes longer than a lease for a call, and one that drips: nobody takes over, and nothing waits for ever."""
+"""A store that takes two leases for a call, and one that drips: nobody takes over, and nothing waits for ever."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.conditions import needs
+from tests import needs
 from tests.conditions.pooler import SIZE, connect, left_behind, pooler
 from tests.crashes.scene import CLEAN, LOOK, Scene
 from tests.crashes.stage import Stage

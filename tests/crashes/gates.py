@@ -1,7 +1,7 @@
 """Gates: named places in a worker process at which a test can hold it up, and know that it is there.
 
-Two named pipes each. The worker writes its process and its thread to `reached` and waits for a byte from `go`; where there are no such
-pipes it passes without stopping.
+Two named pipes each. The worker writes a line to `reached`, its process and its thread, and waits for a byte from `go`;
+where there are no such pipes it passes without stopping.
 """
 
 from __future__ import annotations
