@@ -23,6 +23,9 @@ from tests.flush import quick_flush  # noqa: F401 - a fixture for all
 pytest_plugins = ["tests.crashes.fixtures", "tests.cuts"]
 
 SERVER = "KFS_TESTS_SERVER"
+# The durability of the server is not what these tests are about; those that need it have servers of their own. Nor does
+# it vacuum by itself: it would hold locks, and change plans, at moments of its own. Who needs statistics makes them.
+OPTIONS = ["fsync=off", "autovacuum=off", "max_connections=200"]
 at_end = ExitStack()
 
 
@@ -35,8 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     elif SERVER in os.environ:
         server = json.loads(os.environ[SERVER])
     else:
-        # The durability of the server is not what these tests are about; those that need it have servers of their own.
-        running = at_end.enter_context(postgres.temporary(["fsync=off", "max_connections=200"]))
+        running = at_end.enter_context(postgres.temporary(OPTIONS))
         server = running.django_database()
         os.environ[SERVER] = json.dumps(server)
     django_settings.DATABASES["default"].update(server)

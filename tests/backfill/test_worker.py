@@ -21,6 +21,7 @@ from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.worker import Backoff, End, Pace
 from tests.backfill.conftest import Change, Other
 from tests.factories import SourceFactory
+from tests.leases import outlast_a_lease
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -276,15 +277,12 @@ def test_unexpected_failures_are_retried_with_a_growing_delay_and_fail_in_the_en
 def test_a_batch_that_takes_longer_than_its_lease_is_renewed(
     worker: BackfillWorker, store: EncryptedStore, monkeypatch: pytest.MonkeyPatch, other: Other
 ) -> None:
-    worker.steps.leases.seconds = 0.5
+    worker.steps.leases.seconds = 2.0
     SourceFactory.create()
     real = store._put_many
-    renewals: list[Any] = []
 
     def slow(entries: Any, *, deadline: Any) -> Any:
-        other.autocommit = True
-        while len(set(renewals)) < 8:
-            renewals.append(other.execute("SELECT lease_expires_at FROM source_credential_backfills").fetchone())
+        outlast_a_lease(other, "source_credential_backfills")
         return real(entries, deadline=deadline)
 
     monkeypatch.setattr(store, "_put_many", slow)
@@ -292,11 +290,15 @@ def test_a_batch_that_takes_longer_than_its_lease_is_renewed(
     assert SourceCredentialBackfill.objects.get().retry_count == 0
 
 
-def test_secrets_a_second_are_limited_in_even_batches() -> None:
+def test_secrets_a_second_are_limited_in_even_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr("kfs_credentials.worker.time.monotonic", lambda: now[0])
     pace = Pace(100.0)
     assert (pace.batch(500), pace.batch(20), Pace(0.5).batch(500), Pace(None).batch(500)) == (100, 20, 1, 500)
     pace.spend(100)
-    assert 0.9 < pace.delay() <= 1.0
+    assert pace.delay() == 1.0
+    now[0] += 0.25
+    assert pace.delay() == 0.75
 
 
 def test_a_limited_run_takes_a_seconds_worth_at_a_time(

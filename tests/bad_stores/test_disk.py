@@ -12,6 +12,7 @@ import pytest
 
 from kfs_credentials.crypto import object_name
 from kfs_credentials.pause import resume_workers
+from tests import needs
 from tests.crashes.database import ALIAS
 from tests.crashes.scene import CLEAN, LOOK, NOT_FINISHED, Scene
 from tests.crashes.stage import LEDGER, Stage
@@ -69,10 +70,7 @@ def disk(secrets_directory: Path) -> Iterator[Disk]:
     command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(secrets_directory)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        reason = f"mounting is not allowed here: {done.stderr}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        needs.missing(f"mounting is not allowed here: {done.stderr}")
     disk = Disk(secrets_directory)
     try:
         yield disk

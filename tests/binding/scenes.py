@@ -16,7 +16,6 @@ from django.db import connections
 
 from example_project.postgres_binaries import find_binaries
 from kfs_credentials.errors import BindingProblem
-from kfs_credentials.stores.encrypted import PROBE_NAME
 from tests.management.commands import Run, conninfo
 from tests.migrations.hosts import Host
 
@@ -87,12 +86,6 @@ def contents(host: Host, directory: Path) -> Any:
     }
     files = {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     return rows, files
-
-
-def probe_file(directory: Path) -> Path:
-    """Return where the probe lies."""
-    (found,) = directory.rglob(PROBE_NAME)
-    return found
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from tests.cleanup.runs import Change, NewSteps, claim, delete, erase, sweep
 from tests.factories import SourceFactory
 from tests.management.commands import dsn
 from tests.services.conftest import before_statement, elsewhere, together
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,6 +50,11 @@ def backfill(store: EncryptedStore, transactional_db: None) -> Backfill:
 
 
 LOCKED = 'FOR NO KEY UPDATE OF "source_secret_lifecycle_refs" SKIP LOCKED'
+# A wait for a row is one for the transaction that holds it, which belongs to no database: only its session does.
+SOMEBODY_WAITS = """
+SELECT EXISTS (SELECT FROM pg_locks JOIN pg_stat_activity USING (pid)
+  WHERE datname = current_database() AND NOT granted)
+"""
 WRITES_SOURCES = """
 SELECT EXISTS (SELECT FROM pg_locks
   WHERE pid = pg_backend_pid() AND mode = 'RowExclusiveLock' AND relation = 'sources'::regclass)
@@ -307,9 +312,7 @@ def test_a_settling_waits_for_who_holds_its_rows(steps: Cleanup, store: Encrypte
 
     def release_once_somebody_waits() -> None:
         with psycopg.connect(dsn(), autocommit=True) as session:
-            waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"
-            while session.execute(waits).fetchone() != (True,):
-                pass
+            until(lambda: session.execute(SOMEBODY_WAITS).fetchone() == (True,), "the settling waits")
         other.rollback()
 
     settled, _ = together(lambda: steps.settle(erasure), release_once_somebody_waits)

@@ -41,6 +41,7 @@ from tests.cleanup.workers import (
     time_passes,
 )
 from tests.invariants import check_invariants
+from tests.leases import outlast_a_lease
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -252,16 +253,13 @@ def test_a_batch_that_takes_longer_than_its_lease_is_renewed(
 ) -> None:
     row = add_secret(store)
     real = EncryptedStore._delete_many
-    renewals: set[Any] = set()
 
     def slow(store: EncryptedStore, addresses: Any, *, deadline: Any) -> Any:
-        other.autocommit = True
-        while len(renewals) < 8:
-            renewals.add(other.execute("SELECT lease_expires_at FROM source_secret_lifecycle_refs").fetchone())
+        outlast_a_lease(other, "source_secret_lifecycle_refs")
         return real(store, addresses, deadline=deadline)
 
     monkeypatch.setattr(EncryptedStore, "_delete_many", slow)
-    summary = new_worker(Cleanup(using="default", worker="tests", lease=0.5)).run()
+    summary = new_worker(Cleanup(using="default", worker="tests", lease=2)).run()
     assert summary.outcomes == {Outcome.ERASED: 1, Outcome.CONFIRMED: 1}
     assert (reread(row).delete_attempts, summary.lost) == (0, 0)
 

@@ -12,7 +12,7 @@ import pytest
 
 from example_project import postgres
 from example_project.postgres import find_binaries
-from tests.conditions.needs import libfaketime
+from tests.needs import libfaketime
 
 HOUR = 3600.0
 STARTUP = Path(__file__).with_name("startup")

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import psycopg
 
 from example_project import postgres
-from tests.conditions import needs
+from tests import needs
 from tests.waiting import until
 
 SIZE = 2

@@ -10,6 +10,7 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
 from kfs_credentials import services
+from kfs_credentials.conf import settings
 from kfs_credentials.crypto import Credentials
 from kfs_credentials.errors import KfsCredentialsError
 from kfs_credentials.models import Source
@@ -30,10 +31,16 @@ def perform(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
 
 
 def answer(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Make one call to the services; return what it was answered, or the name of the error."""
+    """Make one call to the services; return what it was answered, or the name of the error.
+
+    Arguments in capitals are settings, for this call alone.
+    """
     close_old_connections()  # as Django does before each request
+    for_this_call = {name: value for name, value in arguments.items() if name.isupper()}
+    arguments = {name: value for name, value in arguments.items() if name not in for_this_call}
     try:
-        result = getattr(services, function)(**arguments)
+        with settings.overridden(for_this_call):
+            result = getattr(services, function)(**arguments)
     except KfsCredentialsError as error:
         return {"error": type(error).__name__}
     except (DatabaseError, InterfaceError):

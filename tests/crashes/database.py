@@ -63,6 +63,7 @@ BEGIN
 END $$;
 CREATE TRIGGER kfs_tests_slow BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION kfs_tests_slow({seconds})
 """
+# pg_locks tells of all databases of the server, and other tests have theirs there.
 HELD_UP = """
 SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -214,9 +215,12 @@ class Database:
         at_work = (
             "SELECT FROM pg_stat_activity WHERE application_name = %s AND (backend_xid IS NOT NULL OR query = 'COMMIT')"
         )
+        deadline = time.monotonic() + PATIENCE
         while not self.rows(at_work, [worker.name]):
             if worker.ends_within(0.001):
                 return False
+            if time.monotonic() > deadline:
+                pytest.fail(f"waited in vain until the worker writes something, or ends\n{worker.printed}")
         return True
 
     def wait_until_idle(self, worker: Worker) -> None:

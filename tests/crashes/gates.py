@@ -1,13 +1,14 @@
 """Gates: named places in a worker process at which a test can hold it up, and know that it is there.
 
-Two named pipes each. The worker writes a line to `reached` and waits for a byte from `go`; where there are no such
-pipes it passes without stopping.
+Two named pipes each. The worker writes a line to `reached`, its process and its thread, and waits for a byte from `go`;
+where there are no such pipes it passes without stopping.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import threading
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +25,7 @@ def pass_gate(directory: Path, name: str) -> None:
     except FileNotFoundError:
         return
     with os.fdopen(reached, "w") as announcement, os.fdopen(go, "rb", buffering=0) as permission:
-        announcement.write(f"{os.getpid()}\n")
+        announcement.write(f"{os.getpid()} {threading.get_native_id()}\n")
         announcement.flush()
         permission.read(1)
 
@@ -34,6 +35,8 @@ class Gate:
 
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
+        self.thread = 0
+        """The number of the thread that came to the gate, as the kernel knows it."""
         self.paths = [directory / f"{name}.{end}" for end in ("reached", "go")]
         for path in self.paths:
             os.mkfifo(path)
@@ -54,7 +57,8 @@ class Gate:
             if not readable:
                 pytest.fail(f"no worker came to the gate '{self.name}'")
             line += os.read(self.reached, 1)
-        return int(line)
+        process, self.thread = map(int, line.split())
+        return process
 
     def let_others_pass(self) -> None:
         """Keep those that stand at the gate; whoever comes now finds none."""

@@ -17,10 +17,6 @@ from tests.crashes.workers import Worker
 from tests.invariants import check_invariants
 
 SOURCES = 5
-TIMEOUT = 0.5
-"""Seconds that a put, or a lease, has where it is to be over when its process wakes up."""
-LONGER = 2 * TIMEOUT
-"""The horizon that a cleanup waits for meanwhile."""
 
 
 class Writer:
@@ -33,6 +29,9 @@ class Writer:
         [{"error": "OperationOver"}],
     )
     """What it is told: where its deadline stops it, and where it writes late."""
+
+    time = 1.0
+    """Seconds that its put, or its lease, has where that is to be over when its process wakes up."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -66,6 +65,7 @@ class Moving(Writer):
 
     late = SOURCES - VISIBLE_AT_GATE
     answers = ([], [])
+    time = 2.0
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -94,12 +94,12 @@ def test_its_deadline_stops_it(scene: Scene, kind: type[Writer]) -> None:
     """All is written but the name, and the time of the call, or of the lease, is over."""
     writer = kind(scene)
     with scene.gate(BEFORE_CHECK) as gate:
-        frozen = writer.start(STORE_TIMEOUT=TIMEOUT)
+        frozen = writer.start(STORE_TIMEOUT=writer.time)
         gate.wait()
         frozen.freeze()
         gate.open()
     writer.give_up()
-    scene.recover(LATE_WRITE_HORIZON=LONGER)
+    scene.recover(LATE_WRITE_HORIZON=writer.time + 0.1)  # it has been frozen for longer when that is over
     writer.stage.check()
     before = scene.everything()
     frozen.send(signal.SIGCONT)
@@ -148,7 +148,7 @@ def test_the_store_applies_late_what_its_caller_gave_up(scene: Scene) -> None:
     """A call that has timed out cannot be taken back; the application lives on, and knows that it failed."""
     stage = Stage(scene, SOURCES)
     with scene.gate(IN_PUT) as gate, scene.session() as session:
-        application = scene.start_application(create(scene), create(scene), STORE_TIMEOUT=TIMEOUT)
+        application = scene.start_application(create(scene), create(scene), STORE_TIMEOUT=0.5)
         gate.wait()
         session.execute("SELECT FROM knowledge_spaces FOR UPDATE")  # its second call comes no further meanwhile
         scene.wait_until(lambda: application.answers, "the first call is over", application)

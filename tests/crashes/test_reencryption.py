@@ -12,7 +12,7 @@ from kfs_credentials.crypto import Credentials, Scope, envelope_key_id, key_id
 from kfs_credentials.keys import CLOSING
 from kfs_credentials.stores import Address
 from tests.bound import seal_anew
-from tests.crashes.database import ALIAS
+from tests.crashes.database import ALIAS, HELD_UP
 from tests.crashes.scene import CLEAN, NOT_FINISHED, Scene
 from tests.crashes.stage import LEDGER
 from tests.crashes.stores import AFTER_PUT, AFTER_REPLACE, BEFORE_PUT, BEFORE_REPLACE, IN_REPLACE
@@ -24,9 +24,7 @@ OLD_RING, NEW_RING, ONLY_NEW = ([key.hex() for key in ring] for ring in ([OLD, N
 WRONG_USE = 1
 OBJECTS = "kfs_credentials_secret_object"
 CLOSED = f"Key {OLD_ID} is closed: "
-CLOSING_WAITS = """
-SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND NOT granted AND mode = 'ExclusiveLock'
-"""
+CLOSING_WAITS = f"{HELD_UP} AND classid = %s AND mode = 'ExclusiveLock'"
 
 
 @pytest.fixture
@@ -95,7 +93,7 @@ def test_frozen_until_another_run_has_begun(scene: Scene, kfs_settings: Change) 
     third = secrets.token_bytes(32)
     scene.drain(CLEAN)
     with scene.gate(BEFORE_REPLACE) as gate:
-        frozen = scene.start_reencryption(KEYS=[*NEW_RING, third.hex()], LEASE=0.5)
+        frozen = scene.start_reencryption(KEYS=[*NEW_RING, third.hex()], LEASE=2)
         gate.wait()
         frozen.freeze()
     # That the lease is over is the database's to say, and the frozen one's watch: both have run on.

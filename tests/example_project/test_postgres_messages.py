@@ -8,6 +8,7 @@ import pytest
 
 from example_project import postgres
 from example_project.postgres import PostgresError, running, temporary
+from tests import needs
 
 from .postgres_users import PROJECT, Person, Use, programs, watched
 
@@ -68,7 +69,7 @@ def test_a_full_disk(place: Path) -> None:
         return subprocess.run(private, cwd=PROJECT, capture_output=True, text=True)
 
     if with_small_disk("true").returncode:
-        pytest.skip("only who may mount can have a small disk")
+        needs.missing("only who may mount can have a small disk")
     result = with_small_disk(launch)
     assert result.returncode == 1
     assert result.stderr.startswith(f"The disk that holds {place}/postgres is full. Free some space")

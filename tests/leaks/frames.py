@@ -1,8 +1,8 @@
 """Errors thrown at each line of ours that something runs, and what an error tracker would write down about each.
 
-An error is thrown the last time that a line is reached. Then everything is looked at that a tracker looks at: the
-errors that led to it, their texts and arguments, and the variables of our frames, as far as their members reach; now
-and then Django's own debug page, too.
+An error is thrown the last time that a line is reached, when most is in the variables. Then everything is looked at that
+a tracker looks at: the errors that led to it, their texts and arguments, and the variables of our frames, as far as their
+members reach; now and then Django's own debug page, too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import kfs_credentials
 from tests.crypto.test_leaks import frames, shown
 from tests.leaks.canary import CANARY, OTHER_CANARY, hits
 
+TRIES = 3
+"""How often a line is tried that is not reached as often as before."""
 PACKAGE = str(Path(kfs_credentials.__file__).parent)
 Place = tuple[CodeType, int]
 Run = Callable[[], object]
@@ -81,26 +83,35 @@ def leaks_at_each_line(
     tracer = Tracer(files)
     with tracer:
         run()
-    leaks: list[str] = []
+    leaks, missed = list[str](), list[str]()
     thrown = 0
     places = [(place, times) for place, times in tracer.times.items() if place[0].co_qualname not in but]
     for number, ((code, line), times) in enumerate(places):
-        run = prepare()
+        turn = times
         caplog.clear()
         texts: list[str] = []
-        thrower = Tracer(files, (code, line), times)
-        try:
-            with thrower:
-                run()  # to its end, if it gets there fewer times than before: some lines depend on the clock
-        except Exception as error:  # noqa: BLE001 - or whatever was made of it on the way
-            texts = list(everything_shown(error))
-            if not thrown or number == len(places) // 2:  # a page takes a while
-                texts += debug_page(error)
-        thrown += thrower.has_thrown
+        for _ in range(TRIES):
+            run = prepare()
+            thrower = Tracer(files, (code, line), turn)
+            try:
+                with thrower:
+                    run()
+            except Exception as error:  # noqa: BLE001 - or whatever was made of it on the way
+                texts += everything_shown(error)
+                if not thrown or number == len(places) // 2:  # a page takes a while
+                    texts += debug_page(error)
+            # It may get there fewer times than before, since some lines depend on the clock: then so many times.
+            turn = thrower.times.get((code, line), 0)
+            if thrower.has_thrown or not turn:
+                break
+        if thrower.has_thrown:
+            thrown += 1
+        else:
+            missed.append(f"{code.co_filename.removeprefix(PACKAGE)}:{line}")
         found = hits("\n".join([caplog.text, *texts]))
         leaks += [f"{code.co_filename.removeprefix(PACKAGE)}:{line}, in {code.co_qualname}: {hit}" for hit in found]
     assert not leaks, "\n".join(leaks)
-    assert thrown > len(places) / 2, f"{thrown} errors at {len(places)} lines"
+    assert len(missed) <= 1 + len(places) / 20, f"nothing was thrown at {missed}, of {len(places)} lines"
 
 
 class Watcher:

@@ -21,6 +21,7 @@ from tests.crashes.gates import Gate
 from tests.crashes.scene import Call
 from tests.crashes.workers import MANAGE, Nursery, Worker
 from tests.leaks.watch import Sampler
+from tests.waiting import until
 
 CLEAN, WRONG_USE, LOOK, STOPPED, UNKNOWN = 0, 1, 3, 4, 5
 """Exit codes."""
@@ -186,8 +187,8 @@ class Story:
             session.execute(f"LOCK TABLE {table} IN SHARE MODE")
             worker = start()
             waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'"
-            while not self.ask(waiting):
-                assert not worker.ends_within(0.005), worker.printed
+            until(lambda: self.ask(waiting) or worker.is_over, "it is held up")
+            assert not worker.is_over, worker.printed
             yield sampler.sample()
             session.rollback()
         self.finish(worker, code)

@@ -96,7 +96,7 @@ STEPS: dict[Prepare, list[str]] = {
     put: ["backfill.py", "batch.py"],
     settle: ["backfill.py", "batch.py"],
     settle_what_changed: ["backfill.py", "batch.py"],
-    run_worker: ["worker.py"],
+    run_worker: ["worker.py", "backfill_worker.py", "receivers.py"],
     retry_by_an_operator: ["operations.py"],
 }
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from pytest_django import Settings
 
+import kfs_credentials
 from kfs_credentials.cleanup import Cleanup
 from kfs_credentials.in_clear import Settled, Verdict, compared, keep_plaintext, keep_ref, read, scrub_same, wrap
 from kfs_credentials.models import KnowledgeSpace, RefState, SecretObject, Source
@@ -32,6 +35,14 @@ from tests.services.conftest import create, execute, rotate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+FOLDER = Path(kfs_credentials.__file__).parent
+COMMANDS = [str(path.relative_to(FOLDER)) for path in FOLDER.rglob("management/**/*.py")]
+BESIDE_COMMANDS = [
+    *("actor.py", "audit.py", "conf.py", "moments.py", "pause.py", "receivers.py", "selection.py", "status.py"),
+    *("ticks.py", "verification/findings.py", "verification/leftovers.py", "verification/reading.py"),
+]
+LOOK = 3
+"""The exit code of commands that leave something for a person."""
 OTHER = {"access_token": OTHER_CANARY}
 Change = Callable[..., None]
 
@@ -182,10 +193,40 @@ def restore_what_was_displaced(world: World) -> Run:
     return expected(1, lambda: restore("default", of_refs(world.newer)).done)
 
 
+def run_all_commands(world: World) -> Run:
+    for file in COMMANDS:
+        import_module("kfs_credentials." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
+
+    def run() -> None:
+        codes = dict[str, Any]()
+        for command, *arguments in (
+            ["run_credential_backfill"],
+            ["run_secret_cleanup"],
+            ["reencrypt_secrets"],
+            ["verify_credentials", "--deep", "--scrub-same", "--yes"],
+            ["credential_status"],
+            ["retry_credential_backfill", "--all"],
+            ["settle_credential_conflict", "--source", str(world.sources["different"].pk), "--keep", "ref", "--yes"],
+            ["settle_unsupported_credentials", str(world.array.pk), "--wrap", "token"],
+            ["pause_credential_workers", "--reason", "tests"],
+            ["resume_credential_workers"],
+            ["bind_secret_store"],
+        ):
+            try:
+                call_command(command, *arguments)
+            except SystemExit as end:
+                codes[command] = end.code
+        assert codes == dict.fromkeys(["run_credential_backfill", "run_secret_cleanup", "verify_credentials"], LOOK)
+        assert not Source.objects.unsupported().exists()
+
+    return run
+
+
 WITHOUT_VALUES: dict[Callable[[World], Run], list[str]] = {
     verify: ["verification/deep.py", "verification/objects.py", "verification/database.py", "verification/run.py"],
     run_a_cleanup: ["cleanup.py", "cleanup_worker.py", "repairs.py", "ledger.py", "worker.py", "leases.py"],
     restore_what_was_displaced: ["ref_operations.py", "ledger.py"],
+    run_all_commands: [*COMMANDS, *BESIDE_COMMANDS],
     reencrypt: ["reencryption.py", "reencryption_worker.py", "keys.py", "binding.py"],
 }
 

@@ -29,6 +29,8 @@ ENDS_A_THREAD = {"Call._run"}
 
 def put_and_get(store: EncryptedStore) -> Run:
     """Put two, once more (they are opened then, and compared), and get them, on two threads."""
+    if not list(store.list()):
+        store.put(SCOPE, new_ref(), CREDENTIALS)  # makes the directories: no later run gets there
     refs = [new_ref(), new_ref()]
     entries = [Entry(SCOPE, ref, Plaintext.of(CREDENTIALS)) for ref in refs]
 

@@ -132,7 +132,7 @@ def test_reserved_then_put_then_activated(
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-                "AND (backend_xid IS NOT NULL OR state ~ 'in trans')"
+                "AND backend_type = 'client backend' AND (backend_xid IS NOT NULL OR state ~ 'in trans')"
             )
             seen.append(cursor.fetchone()[0])
 

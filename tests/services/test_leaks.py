@@ -23,7 +23,7 @@ from tests.services.conftest import TENANT, create, execute, trigger
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-FILES = ["services.py", "ledger.py", "transactions.py", "sql/__init__.py"]
+FILES = ["services.py", "arguments.py", "ledger.py", "transactions.py", "sql/__init__.py"]
 OTHER = {"access_token": OTHER_CANARY}
 
 Run = Callable[[], object]

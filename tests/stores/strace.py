@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from tests.needs import missing
 
 PROJECT = Path(__file__).parents[2]
 CALLS = "openat,mkdir,write,fsync,linkat,unlinkat"
@@ -43,12 +43,9 @@ class SystemCall:
 def require_strace() -> str:
     """Return the path of strace; without one the test fails where everything has to be there, else it is skipped."""
     strace = shutil.which("strace")
-    if strace and subprocess.run([strace, "-o", "/dev/null", "true"], capture_output=True).returncode == 0:
-        return strace
-    reason = "strace is missing, or may not trace here: `apt-get install strace`, CAP_SYS_PTRACE in a container"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
+    if not strace or subprocess.run([strace, "-o", "/dev/null", "true"], capture_output=True).returncode:
+        missing("strace is missing, or may not trace here: `apt-get install strace`, CAP_SYS_PTRACE in a container")
+    return strace
 
 
 def trace(

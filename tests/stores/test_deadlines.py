@@ -18,6 +18,7 @@ from kfs_credentials.stores.calls import MOST_HANGING, MOST_HANGING_ALIKE, Call,
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.stores.files import DurableFileStorage
 from kfs_credentials.stores.threads import on_threads
+from tests import needs
 from tests.stores.contract import SCOPE, VALUE
 from tests.stores.processes import Running, Said, processes, said
 from tests.waiting import until
@@ -56,7 +57,7 @@ def hanging(
     pipe, there = processes.Pipe()
     holder = Running(hold, there, str(secrets_directory / object_name(ref)))
     if problem := pipe.recv():
-        pytest.skip(f"this file system knows no leases: {problem}")
+        needs.missing(f"this file system knows no leases: {problem}")
     kfs_settings(STORE_TIMEOUT=0.2)
 
     def give_back() -> None:

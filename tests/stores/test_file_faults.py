@@ -15,6 +15,7 @@ from kfs_credentials.errors import NotAsSaid, SecretIntegrityError, SecretNotFou
 from kfs_credentials.stores import Address, Receipt, secret_stores
 from kfs_credentials.stores.encrypted import EncryptedStore
 from kfs_credentials.stores.files import DurableFileStorage
+from tests import needs
 from tests.stores.contract import SCOPE, VALUE, entry
 from tests.stores.processes import Said, as_nobody, mount, put, run, said
 
@@ -221,7 +222,7 @@ def put_on_a_full_disk(location: str, ref: str) -> list[Said] | str:
 def test_a_full_disk_is_unavailable_until_there_is_room(store: EncryptedStore, location: Path) -> None:
     answers = run(put_on_a_full_disk, str(location), new_ref())
     if isinstance(answers, str):
-        pytest.skip(answers)
+        needs.missing(answers)
     full = "the file system of the secrets does not work now (No space left on device, ENOSPC)"
 
     assert answers == [
@@ -330,8 +331,7 @@ def test_a_directory_that_may_only_be_read_is_denied(reachable: Path) -> None:
 
 def test_objects_of_another_user_are_denied_and_not_taken_for_gone(reachable: Path) -> None:
     # As after a first run by root: the directories below are root's.
-    if os.geteuid() != 0:
-        pytest.skip("only root can leave a directory that another user cannot read")
+    needs.root()
     ref = new_ref()
     reachable.chmod(0o777)
     secret_stores["default"].put(SCOPE, ref, VALUE)

@@ -11,6 +11,7 @@ from django.conf import settings as django_settings
 
 from kfs_credentials.crypto import new_ref, object_name
 from kfs_credentials.stores import Address, secret_stores
+from tests import needs
 from tests.stores.contract import SCOPE, VALUE, entry
 from tests.stores.processes import NOBODY, Said, as_nobody, mount, run, said
 
@@ -86,7 +87,7 @@ def test_a_bad_block_of_one_file_is_the_outcome_of_its_object(refs: list[str], r
     """Put, get and replace name that one, and do the others."""
     found = run(with_bad_blocks, [str(reachable / object_name(refs[1]))], refs)
     if isinstance(found, str):
-        pytest.skip(found)
+        needs.missing(found)
     bad = EIO.format("read")
     assert found == [only(bad, "Receipt"), only(bad, "Credentials"), only(bad, "Resealed")]
 
@@ -96,7 +97,7 @@ def test_bad_blocks_everywhere_are_an_unavailable_store(refs: list[str], reachab
     paths = [str(path) for path in (reachable / object_name(refs[1]), probe_of(reachable))]
     found = run(with_bad_blocks, paths, refs)
     if isinstance(found, str):
-        pytest.skip(found)
+        needs.missing(found)
     assert (
         found
         == [("StoreUnavailable", "the file system of the secrets does not work now (Input/output error, EIO)")] * 3
@@ -105,8 +106,7 @@ def test_bad_blocks_everywhere_are_an_unavailable_store(refs: list[str], reachab
 
 @pytest.fixture
 def root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can leave a file that another user cannot read")
+    needs.root()
 
 
 @pytest.mark.usefixtures("root")

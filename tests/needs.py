@@ -1,4 +1,4 @@
-"""What these tests need of the system besides PostgreSQL, and what becomes of them where it is missing."""
+"""What tests need of the system besides PostgreSQL, and what becomes of them where it is missing."""
 
 from __future__ import annotations
 
@@ -14,17 +14,27 @@ PROGRAMS = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin")
 LIBRARIES = ("/usr/lib", "/usr/local/lib")
 
 
-def missing(package: str) -> NoReturn:
-    """Fail where everything has to be there, and skip elsewhere; `package` is Debian's."""
-    reason = f"{package} is not installed: apt-get install {package}"
+def missing(reason: str) -> NoReturn:
+    """Fail where everything has to be there, with CI=true, and skip elsewhere; `reason`: what is missing."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
 
 
+def not_installed(package: str) -> NoReturn:
+    """Do that for a package of Debian."""
+    missing(f"{package} is not installed: apt-get install {package}")
+
+
+def root() -> None:
+    """Go on if this is root, who alone can make files of another user."""
+    if os.geteuid() != 0:
+        missing("only root can leave a file or directory that another user cannot read")
+
+
 def pgbouncer() -> Path:
     """Return the program."""
-    return found_pgbouncer() or missing("pgbouncer")
+    return found_pgbouncer() or not_installed("pgbouncer")
 
 
 def found_pgbouncer() -> Path | None:
@@ -35,7 +45,7 @@ def found_pgbouncer() -> Path | None:
 
 def libfaketime() -> Path:
     """Return the library that gives a process with threads another clock."""
-    return next(_libraries("faketime/libfaketimeMT.so.1"), None) or missing("libfaketime")
+    return next(_libraries("faketime/libfaketimeMT.so.1"), None) or not_installed("libfaketime")
 
 
 def _libraries(name: str) -> Iterator[Path]:
