@@ -286,6 +286,7 @@ class Rules(Applications, Operators, Reencryptions, Time):
             kind,
             Act("act late", 6, bool(FAULTS.late), lambda: self.act_late(one)),
             Act("write late", 3, bool(self.erased()), lambda: self.write_late(one)),
+            Act("write late and confirm", 4, bool(self._unconfirmed()), lambda: self._confirm_late(one)),
             Act("lose leases", 2, True, lambda: self.lose_leases(one, flag)),
             Act("lose all leases", 1, True, self.lose_all_leases),
             Act("pass grace", 2, True, lambda: self.pass_grace(pick((*SOURCES, None), one))),
@@ -296,6 +297,15 @@ class Rules(Applications, Operators, Reencryptions, Time):
             Act("die", 1, True, lambda: self.start_cleanup_anew(one % 2)),
             Act("die", 1, True, lambda: self.start_backfill_anew(one % 2)),
         )
+
+    def _unconfirmed(self) -> list[str]:
+        return [ref for ref in self.erased() if not self.seen.refs[ref].undated]
+
+    def _confirm_late(self, one: int) -> None:
+        """Let somebody write what was erased, right before it is looked whether it is gone."""
+        self.write_late(self.erased().index(pick(self._unconfirmed(), one)))
+        self.pass_horizon()
+        self._erase(one % 2, 10, 8, False, None)
 
     def operator(self, kind: int, one: int, two: int, flag: bool, fault: Fault | None) -> None:
         """A person decides, or seals everything anew."""

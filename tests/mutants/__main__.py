@@ -74,7 +74,8 @@ def by_the_model(directory: Path, examples: int) -> str | None:
     if done.returncode == 0:
         return None
     told = re.search(r"^(?:example that failed|examples): (\d+)", done.stdout, re.MULTILINE)
-    if told is None or "state = Machine()" not in done.stdout:
+    # Where it is a matter of moments, Hypothesis may not see the same again, and says that it is flaky.
+    if told is None or not re.search(r"state = Machine\(\)|Flaky", done.stdout):
         raise SystemExit(f"it did not come to an example:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return f"found in example {told[1]}"
 
