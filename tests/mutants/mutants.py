@@ -229,6 +229,5 @@ MUTANTS = [
         "ledger.py",
         "        if state == RefState.ACTIVE:\n            # The commit of",
         "        if False:\n            # The commit of",
-        torture=True,
     ),
 ]
