@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long torture model pooler bench lint types wheel clean
+.PHONY: help demo test long torture model mutants pooler bench lint types wheel clean
 
 help:
 	@echo "kfs-credentials: gets plaintext credentials out of a database, and keeps them out."
@@ -25,6 +25,7 @@ help:
 	@echo "  make long     run the long forms: what some of these do, at more places and for longer"
 	@echo "  make torture  kill, freeze and cut off everybody at any moment, for SECONDS=60; more: ARGS=--help"
 	@echo "  make model    let Hypothesis look for an order of steps that breaks something, EXAMPLES=1000 of them"
+	@echo "  make mutants  make deliberate mistakes, and see whether the model and the torture find them"
 	@echo "  make pooler   run a chosen part of the tests behind PgBouncer, which has to be installed"
 	@echo "  make bench    measure backfill, cleanup and services beside the least durable work that is possible"
 	@echo "  make lint     look for faults and formatting (ruff)"
@@ -57,6 +58,11 @@ torture:
 model:
 	@.ci/setup test postgres
 	KFS_EXAMPLES=$(EXAMPLES) $(VENV)/bin/pytest -n 2 tests/model $(ARGS)
+
+mutants:
+	@.ci/setup test postgres
+	$(python) -m tests.mutants model $(ARGS)
+	$(python) -m tests.mutants torture $(ARGS)
 
 pooler:
 	@.ci/setup test postgres
