@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from kfs_credentials.pause import resume_workers
 from tests import needs
-from tests.crashes.database import ALIAS
+from tests.bad_stores.conftest import everybody_may_go_on
 from tests.crashes.scene import CLEAN, NOT_FINISHED, Scene
 from tests.crashes.stage import LEDGER, Stage
 from tests.crashes.stores import BEFORE_DELETE, BEFORE_PUT, BEFORE_REPLACE
@@ -21,7 +20,6 @@ from tests.crashes.workers import Worker
 FULL = "No space left on device, ENOSPC"
 READ_ONLY = "Read-only file system, EROFS"
 SOURCES = 12
-REASON = "SELECT reason FROM kfs_credentials_pause"
 
 
 class Disk:
@@ -167,12 +165,6 @@ def test_a_full_disk_without_anything_to_erase_is_waited_for(disk: Disk, scene: 
 
 
 # Read-only, and gone.
-
-
-def everybody_may_go_on(scene: Scene) -> None:
-    """Say what an operator says once it is mended."""
-    assert scene.rows(REASON)
-    resume_workers(ALIAS)
 
 
 Start = Callable[..., Worker]

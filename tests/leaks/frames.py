@@ -1,8 +1,8 @@
 """Errors thrown at each line of ours that something runs, and what an error tracker would write down about each.
 
-An error is thrown the last time that a line is reached, when most is in the variables. Then everything is looked at that
-a tracker looks at: the errors that led to it, their texts and arguments, and the variables of our frames, as far as their
-members reach; now and then Django's own debug page, too.
+An error is thrown the last time that a line is reached, when most is in the variables. Then everything is looked at
+that a tracker looks at: the errors that led to it, their texts and arguments, and the variables of our frames, as far
+as their members reach; now and then Django's own debug page, too.
 """
 
 from __future__ import annotations
