@@ -1,4 +1,4 @@
-"""docs/original.md and docs/cases.md: whatever they are about has its line, and each test that is named is there."""
+"""docs/original.md, cases.md and proof.md: what they are about has its line, and what they name is there."""
 
 from __future__ import annotations
 
@@ -162,3 +162,38 @@ def test_a_test_that_is_named_is_there(name: str) -> None:
     path, _, test = name.partition("::")
     assert re.fullmatch(r"(\w+::)?test_\w+|Test\w+", test)
     assert test in definitions(PROJECT / path)
+
+
+# What docs/proof.md names, in its text and in its tables.
+
+PROOF = (PROJECT / "docs" / "proof.md").read_text()
+PLACES = sorted(set(re.findall(r"`([\w./-]+/[\w./-]*)(?:::[\w:]+)?`", PROOF)))
+TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py::[\w:]+)`", PROOF)))
+MODULES = sorted(set(re.findall(r"python -m ([\w.]+)", PROOF)))
+TARGETS = sorted(set(re.findall(r"(?:`| {4})make ([a-z]+)", PROOF)))
+
+
+def test_proof_names_something_of_each_kind() -> None:
+    assert all([PLACES, TESTS, MODULES, TARGETS])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_file_that_proof_names_is_there(place: str) -> None:
+    assert (PROJECT / place).exists()
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_a_test_that_proof_names_is_there(name: str) -> None:
+    path, _, test = name.partition("::")
+    assert test in definitions(PROJECT / path)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_that_proof_runs_is_there(module: str) -> None:
+    path = PROJECT / module.replace(".", "/")
+    assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_that_proof_names_is_there(target: str) -> None:
+    assert re.search(rf"^{target}:", (PROJECT / "Makefile").read_text(), re.MULTILINE)

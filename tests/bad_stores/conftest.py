@@ -1,4 +1,4 @@
-"""Fixtures: those of the crash tests, and a scene whose store lies, hangs or drips as told."""
+"""What these tests share, besides the fixtures of the crash tests: stores that lie or drip, a deadline, an operator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
+from kfs_credentials.pause import resume_workers
+from tests.crashes.database import ALIAS
+from tests.crashes.scene import Scene
+
 Stores = Callable[..., dict[str, Any]]
+
+TIMEOUT = 0.5
+"""Seconds that a call has to a store that does not answer."""
+LATE = f"did not answer within {TIMEOUT} s (KFS_CREDENTIALS['STORE_TIMEOUT'])"
+REASON = "SELECT reason FROM kfs_credentials_pause"
+"""Why the workers are paused."""
 
 
 @pytest.fixture
@@ -24,3 +34,9 @@ def stores(secrets_directory: Path) -> Stores:
         return {"default": store}
 
     return make
+
+
+def everybody_may_go_on(scene: Scene) -> None:
+    """Say what an operator says once the store is mended."""
+    assert scene.rows(REASON)
+    resume_workers(ALIAS)

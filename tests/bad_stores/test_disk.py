@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from kfs_credentials.crypto import object_name
-from kfs_credentials.pause import resume_workers
 from tests import needs
-from tests.crashes.database import ALIAS
+from tests.bad_stores.conftest import everybody_may_go_on
 from tests.crashes.scene import CLEAN, LOOK, NOT_FINISHED, Scene
 from tests.crashes.stage import LEDGER, Stage
 from tests.crashes.stores import BEFORE_DELETE, BEFORE_PUT, BEFORE_REPLACE
@@ -23,7 +22,6 @@ FULL = "No space left on device, ENOSPC"
 READ_ONLY = "Read-only file system, EROFS"
 SOURCES = 12
 NAMED = "(SELECT id FROM sources)"
-REASON = "SELECT reason FROM kfs_credentials_pause"
 
 
 class Disk:
@@ -208,12 +206,6 @@ def test_a_full_disk_without_anything_to_erase_is_waited_for(disk: Disk, scene: 
 
 
 # Read-only, and gone.
-
-
-def everybody_may_go_on(scene: Scene) -> None:
-    """Say what an operator says once it is mended."""
-    assert scene.rows(REASON)
-    resume_workers(ALIAS)
 
 
 Start = Callable[..., Worker]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.bad_stores.conftest import LATE, TIMEOUT
 from tests.bad_stores.stores import BEFORE_GET, BEFORE_LIST, BEFORE_NEW_PROBE, BEFORE_PROBE
 from tests.crashes.gates import Gate
 from tests.crashes.scene import CLEAN, OUT_OF_REACH, Scene
@@ -16,8 +17,6 @@ from tests.crashes.stage import LEDGER, Stage
 from tests.crashes.stores import BEFORE_CHECK, BEFORE_DELETE, BEFORE_PUT, BEFORE_REPLACE
 from tests.crashes.workers import Worker
 
-TIMEOUT = 0.5
-LATE = f"did not answer within {TIMEOUT} s (KFS_CREDENTIALS['STORE_TIMEOUT'])"
 SOURCES = 6
 REFUSED = "SELECT role FROM kfs_credentials_refusal WHERE reason = 'store_unavailable'"
 LEFT_TO_ERASE = (

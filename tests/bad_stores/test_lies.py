@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
 
-from kfs_credentials.crypto import key_id, object_name
-from kfs_credentials.pause import resume_workers
-from tests.bad_stores.conftest import Stores
+from kfs_credentials.crypto import Scope, key_id, new_ref, object_name
+from tests.bad_stores.conftest import REASON, Stores, everybody_may_go_on
 from tests.bad_stores.storages import DELETES, PUTS, TRIAL, all_lie
 from tests.crashes.database import ALIAS
 from tests.crashes.scene import CLEAN, LOOK, NOT_FINISHED, UNREGISTERED, Scene
 from tests.crashes.stage import LEDGER, Stage
+from tests.crashes.workers import Worker
 from tests.invariants import objects_in_use
 
 SOURCES = 40
 IN_CLEAR = "SELECT count(*) FROM sources WHERE jsonb_typeof(metadata -> 'credentials') = 'object'"
 MOVED = "SELECT credential_ref FROM sources WHERE credential_ref IS NOT NULL"
-REASON = "SELECT reason FROM kfs_credentials_pause"
 
 
 def lie_of(ref: str, lies: dict[str, str]) -> str:
@@ -33,10 +33,17 @@ def mixed(*told: str) -> dict[str, str]:
     return dict(zip("0123456789abcdef", told, strict=False))
 
 
-def everybody_may_go_on(scene: Scene) -> None:
-    """Say what an operator says once the store is mended."""
-    assert scene.rows(REASON)
-    resume_workers(ALIAS)
+def put_unknown(scene: Scene, number: int) -> list[str]:
+    """Put objects that no ledger knows; return their names."""
+    refs = [new_ref() for _ in range(number)]
+    for ref in refs:
+        scene.store.put(Scope("tenant-a", str(uuid4()), str(uuid4())), ref, {"token": "unknown"})
+    return [object_name(ref) for ref in refs]
+
+
+def erase_unknown(scene: Scene, code: int, **settings: Any) -> Worker:
+    """Erase them, as a person does."""
+    return scene.run("verify_credentials", "--deep", "--erase-unknown", "--yes", code=code, **settings)
 
 
 def test_a_backfill_activates_nothing_that_the_store_only_says_it_has(scene: Scene, stores: Stores) -> None:
@@ -173,6 +180,47 @@ def test_a_store_that_shows_an_old_probe_is_not_believed(scene: Scene, stores: S
     assert len(scene.files()) == before
     everybody_may_go_on(scene)
     stage.recover()
+
+
+def test_a_store_that_does_not_write_its_probe_erases_nothing(scene: Scene, stores: Stores) -> None:
+    """The epoch that begins before an erasure is not there: neither a cleanup nor a person's command goes on."""
+    stage = Stage(scene, 6)
+    stage.orphans()
+    (unknown,) = put_unknown(scene, 1)
+    lying = stores("LyingStorage", probe="probe kept")
+    before = scene.files()
+    worker = scene.start_cleanup(STORES=lying)
+    assert worker.wait() == NOT_FINISHED, worker.printed
+    assert "has written its probe, and shows another one, or none" in worker.printed
+    assert scene.rows(f"SELECT DISTINCT state, delete_attempts FROM {LEDGER} WHERE state <> 'active'") == [
+        ("retired", 0)
+    ]
+    assert scene.files() == before
+    everybody_may_go_on(scene)
+    told = erase_unknown(scene, 1, STORES=lying).printed
+    assert "has written its probe, and shows another one, or none" in told
+    assert scene.files() == before
+    scene.store.delete_named([unknown])
+    if scene.rows(REASON):
+        everybody_may_go_on(scene)
+    stage.recover()
+
+
+@pytest.mark.parametrize("lie", ["year 1", "text", "overflow"])
+def test_a_time_that_is_none_erases_nothing_that_is_in_use(scene: Scene, stores: Stores, lie: str) -> None:
+    """It counts as not known, or as old: then ledger and sources are asked, as of each object, before it is erased."""
+    stage = Stage(scene, 6)
+    stage.orphans()
+    put_unknown(scene, 2)
+    lying = stores("LyingStorage", lies=all_lie(lie))
+    worker = scene.start_cleanup(STORES=lying, ERASE_GRACE=600)
+    assert worker.wait() == NOT_FINISHED, worker.printed  # three are due later
+    assert len(scene.files()) == 8, "neither what is not due yet nor what nobody knows is erased"
+    told = erase_unknown(scene, CLEAN if lie == "year 1" else LOOK, STORES=lying, ERASE_GRACE=600).printed
+    assert ("2 unknown objects erased" in told) == (lie == "year 1"), told
+    assert (told.count("its age cannot be told") == 2) == (lie != "year 1"), told
+    assert len(scene.files()) == (6 if lie == "year 1" else 8)
+    scene.check_always(UNREGISTERED)
 
 
 @pytest.mark.parametrize("lie", ["hidden", "phantoms"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.bad_stores.conftest import Stores
+from tests.bad_stores.conftest import LATE, TIMEOUT, Stores
 from tests.crashes.scene import CLEAN, Scene
 from tests.crashes.stage import AT_ONCE, LEDGER, Stage
 from tests.crashes.stores import BEFORE_DELETE, BEFORE_PUT, BEFORE_REPLACE
@@ -94,9 +94,6 @@ def test_a_replacement_that_takes_two_leases(scene: Scene) -> None:
 
 
 # A byte now and then.
-
-TIMEOUT = 0.5
-LATE = f"did not answer within {TIMEOUT} s (KFS_CREDENTIALS['STORE_TIMEOUT'])"
 
 
 @pytest.fixture
