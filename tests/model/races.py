@@ -152,6 +152,8 @@ class Races(Rules):
     def _late(self) -> None:
         if FAULTS.late:
             self.act_late(0)
+        elif self._unconfirmed():
+            self._confirm_late(0)
         elif self.erased():
             self.write_late(0)
 

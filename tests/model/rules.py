@@ -286,7 +286,7 @@ class Rules(Applications, Operators, Reencryptions, Time):
             kind,
             Act("act late", 6, bool(FAULTS.late), lambda: self.act_late(one)),
             Act("write late", 3, bool(self.erased()), lambda: self.write_late(one)),
-            Act("write late and confirm", 4, bool(self._unconfirmed()), lambda: self._confirm_late(one)),
+            Act("write late and confirm", 9, bool(self._unconfirmed()), lambda: self._confirm_late(one)),
             Act("lose leases", 2, True, lambda: self.lose_leases(one, flag)),
             Act("lose all leases", 1, True, self.lose_all_leases),
             Act("pass grace", 2, True, lambda: self.pass_grace(pick((*SOURCES, None), one))),
