@@ -245,7 +245,7 @@ class Rules(Applications, Operators, Reencryptions, Time):
             Act("sweep", 6, True, lambda: self._sweep(number, limit, 1 + two % 6, fault)),
             Act("repair", 4, broken, lambda: self.repair(number, two, fault)),
             Act("patrol", 2, True, lambda: self._patrol(number, limit, 1 + two % 2, fault)),
-            Act("purge", 1, final, lambda: self._purge(number, flag, fault)),
+            Act("purge", 4, final, lambda: self._purge(number, flag, fault)),
         )
 
     def _sweep(self, number: int, limit: int, times: int, fault: Fault | None) -> None:
