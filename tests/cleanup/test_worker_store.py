@@ -351,8 +351,9 @@ def test_the_look_at_the_probe_before_room_is_made_lets_leases_be_renewed(
         return real(store)
 
     monkeypatch.setattr(EncryptedStore, "_read_probe", slow)
+    erasure.erasing = erasure.items
     addresses = [address for item in erasure.items if (address := item.address()) is not None]
-    steps._make_room(store, erasure, addresses, renewed.set)
+    assert steps._make_room(store, erasure, addresses, renewed.set)
     assert erasure.made_room == {addresses[0].ref}
 
 
