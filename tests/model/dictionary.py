@@ -214,6 +214,7 @@ def check_values(dictionary: Dictionary, seen: Seen, read: Callable[[str, Ref], 
             other = owners.setdefault(dictionary.value_of[ref], ref)
             assert other == ref, f"{ref} and {other} have the same value"
     for ref in dictionary.kept:
+        assert seen.refs[ref].undated, f"{ref} was kept for a person to choose, and is to be erased"
         assert read(ref, seen.refs[ref]) == dictionary.value_of[ref], f"{ref} was kept for a person to choose"
 
 

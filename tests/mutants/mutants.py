@@ -26,7 +26,6 @@ MUTANTS = [
         "backfill.py",
         'jobs = self._jobs().fenced(batch.lease).filter(pk__in=ids).order_by("id")',
         'jobs = self._jobs().leased().filter(pk__in=ids).order_by("id")',
-        torture=True,
     ),
     Mutant(
         "backfill: does not read again under the lock",
@@ -59,14 +58,12 @@ MUTANTS = [
         "backfill.py",
         "            closed = refuse_closed(self.using)\n",
         "            closed = frozenset()\n",
-        torture=True,
     ),
     Mutant(
         "leases: takes over what is not expired",
         "leases.py",
         "return self.leased().filter(lease_expires_at__lte=Now())",
         "return self.leased()",
-        torture=True,
     ),
     Mutant(
         "leases: gives back what is another's",
@@ -79,7 +76,6 @@ MUTANTS = [
         "cleanup.py",
         "mine = self.refs().fenced(erasure.lease).filter",
         "mine = self.refs().leased().filter",
-        torture=True,
     ),
     Mutant(
         "cleanup: erases without a second look",
@@ -185,7 +181,6 @@ MUTANTS = [
         "ledger.py",
         "        keys.refuse_closed(using, receipt.key_id)\n",
         "        pass\n",
-        torture=True,
     ),
     Mutant(
         "services: a deletion leaves the refs",

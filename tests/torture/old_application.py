@@ -14,7 +14,9 @@ from uuid import uuid4
 
 from django.db import OperationalError, transaction
 
+from tests.crashes.application import answer
 from tests.crashes.database import ALIAS, Database
+from tests.torture.applications import TRY_AGAIN
 from tests.torture.memory import REVOKED, TENANT, UNREADABLE, Known, Memory, Value, new_value
 
 PATIENCE = "100ms"
@@ -39,6 +41,8 @@ WHERE ledger.credential_ref = %s AND ledger.state IN ('retired', 'active')
 IN_USE = "SELECT FROM source_secret_lifecycle_refs WHERE credential_ref = %s AND state = 'active'"
 AT_WORK = "SELECT source_id::text FROM source_credential_backfills WHERE run_state = 'running'"
 """Where a backfill has read the credentials, and has not removed them yet: a write is most dangerous then."""
+LOOKS = 0.4
+"""How often it looks before it writes."""
 MOST_READ = 200
 """How many rows it has in mind at most."""
 
@@ -79,12 +83,20 @@ class OldApplication:
         acts = [self.look, self.change, self.rename, self.save_metadata, self.save_row, self.delete, self.make_anew]
         act = random.choices([*acts, self.take_away, self.delete_space], [30, 25, 10, 10, 12, 4, 6, 2, 0.5])[0]
         self._brought_back = None
+        if random.random() < LOOKS:
+            self._see(source)
         with self.briefly():
             act(source)
             self.acts += 1
         self._look_at_what_was_brought_back()
 
     # What it does; each with the row's lock, in a transaction.
+
+    def _see(self, source: str) -> None:
+        """Ask what an application gets, before the next write hides what has come of the last one."""
+        answered = answer("resolve_credentials", {"tenant": TENANT, "source_id": source, "using": ALIAS})
+        if answered.get("error") not in TRY_AGAIN:
+            self.memory.saw(source, answered.get("error") or answered["credentials"]["token"])
 
     def look(self, source: str) -> None:
         """Keep a row in mind."""
