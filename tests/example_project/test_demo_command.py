@@ -196,7 +196,7 @@ def test_foreign_sources(run: Run, secrets_directory: Path, transactional_db: No
     assert outcome.err == (
         "CommandError: This database holds 2 sources that the demo did not make, and the demo would move the "
         "credentials of all. Nothing was touched. Give it another database with DATABASE_URL, or unset that for one "
-        "of its own.\n"
+        "of its own; `make clean` removes its own, if these were made in that.\n"
     )
     assert table_contents() == before
     assert not secrets_directory.exists()

@@ -27,14 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Make one mistake after the other in a copy of the package, and see whether it is found.",
         epilog="The exit code is 1 if one was not found, or not for the reason that counts.",
     )
-    parser.add_argument("by", choices=["model", "torture"], help="who is to find them")
+    parser.add_argument("by", choices=["model", "torture"], help="who looks for the mistakes")
     parser.add_argument("names", nargs="*", metavar="WORDS", help="only those whose name has these words")
-    parser.add_argument("--examples", type=int, default=200, help="of the model, at most (default: 200)")
-    parser.add_argument("--seconds", type=int, default=120, help="of the torture (default: 120)")
+    parser.add_argument("--examples", type=int, default=200, help="examples that the model may try (default: 200)")
+    parser.add_argument("--seconds", type=int, default=120, help="seconds that the torture runs (default: 120)")
     options = parser.parse_intermixed_args(arguments)
     chosen = [one for one in MUTANTS if options.by == "model" or one.torture]
     if options.names:
         chosen = [one for one in chosen if any(words in one.name for words in options.names)]
+    if not chosen:
+        parser.error(f"no mistake has these words in its name: {', '.join(options.names)}")
     missed = 0
     for mutant in chosen:
         started = time.monotonic()

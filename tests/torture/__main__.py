@@ -52,13 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seconds", type=float, default=60, help="how long (default: 60); a round is ended before")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="how long (default: 60); the round at hand is finished first"
+    )
     parser.add_argument("--kills", type=int, help="how many processes to kill, however long that takes")
-    parser.add_argument("--seed", type=int, help="of what is chosen at random; moments are not, so no run is another")
+    parser.add_argument("--seed", type=int, help="of the random choices; moments are not seeded, and two runs differ")
     options = parser.parse_args(arguments)
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     random.seed(seed)
-    print(f"seed {seed}", flush=True)  # noqa: T201 - the command's output
+    print(f"seed {seed}; each round takes about {ROUND:.0f} s", flush=True)  # noqa: T201 - the command's output
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
     logging.disable(logging.CRITICAL)  # what the judge comes across is told by its verdict

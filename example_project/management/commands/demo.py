@@ -106,7 +106,7 @@ examples:
             raise CommandError(
                 f"This database holds {counted(foreign, 'source')} that the demo did not make, and the demo would move "
                 "the credentials of all. Nothing was touched. Give it another database with DATABASE_URL, or unset "
-                "that for one of its own."
+                "that for one of its own; `make clean` removes its own, if these were made in that."
             )
 
     def _make_key(self) -> None:

@@ -20,7 +20,7 @@ class Command(TeachingCommand):
     examples = """
 examples:
   manage.py generate_secret_key
-  manage.py generate_secret_key > key              the key alone; set the file's mode first
+  (umask 077; manage.py generate_secret_key > key)  the key alone, in a file that nobody else can read
 
 The first key of the list encrypts, all of them decrypt. To change the key, put the new one behind the old
 one in every process, then first in every process; then `manage.py reencrypt_secrets` moves everything to it.
