@@ -136,19 +136,21 @@ class Rules(Applications, Operators, Reencryptions, Time):
             Act("add an old source", 3, bool(gone), lambda: self._add_old(one, two)),
             Act("write back", 1, bool(refs), lambda: self.write_back(with_ref)),
             Act("name none", 1, bool(refs), lambda: self.name_none(with_ref)),
-            Act("displace", 2, bool(refs), lambda: self._displace(with_ref)),
+            Act("displace", 2, bool(refs), lambda: self._displace(with_ref, flag)),
             Act("drop", 1, rows, lambda: self.drop(some)),
             Act("mark as leaving", 1, rows, lambda: self.mark_as_leaving(some)),
             Act("name a reservation", 2, bool(self.reserved()), lambda: self.name_a_reservation(one, flag)),
             Act("lose all", 1, rows and kind % 5 == 0, self.lose_all),
         )
 
-    def _displace(self, source: uuid.UUID) -> None:
-        """Set a source to NULL, let it be given new credentials, and save the row as it was."""
+    def _displace(self, source: uuid.UUID, swept: bool) -> None:
+        """Set a source to NULL, let it be given new credentials, and save the row as it was, before a sweep if `swept`."""
         self.read_a_row(source)
         self.name_none(source)
         self.rotate(SOURCES.index(source), None, self._ring(1), None)
         self.save_a_row(1, True, of=source)
+        if swept:
+            self._sweep(0, 100, 9, None)
 
     def _add_old(self, one: int, two: int) -> None:
         self.add_old(SOURCES.index(pick(self.sources(there=False), one)), two % 2, pick(SHAPES, two))

@@ -82,7 +82,6 @@ MUTANTS = [
         "cleanup.py",
         "free = [row for row in ids if row not in held]",
         "free = list(ids)",
-        torture=True,
     ),
     Mutant(
         "cleanup: confirms at once",
