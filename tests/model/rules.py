@@ -144,7 +144,7 @@ class Rules(Applications, Operators, Reencryptions, Time):
         )
 
     def _displace(self, source: uuid.UUID, swept: bool) -> None:
-        """Set a source to NULL, let it be given new credentials, and save the row as it was, before a sweep if `swept`."""
+        """Set a source to NULL, let it be given new credentials, and save the row as it was; `swept`: sweep then."""
         self.read_a_row(source)
         self.name_none(source)
         self.rotate(SOURCES.index(source), None, self._ring(1), None)
