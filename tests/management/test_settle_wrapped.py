@@ -19,6 +19,7 @@ from tests.management.commands import Run
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("secrets_directory")]
 
 SETTLE = "settle_unsupported_credentials"
+BY_ITS_ID = "What is acknowledged already is moved where its id is given."
 
 
 def source(number: int, credentials: object, **values: object) -> Source:
@@ -42,7 +43,7 @@ def test_all(run: Run) -> None:
     ]
     assert Source.objects.get(pk=whole.pk).credential_ref is None
     assert set(Event.objects.filter(kind="scrubbed").values_list("actor", flat=True)) == {"Security team"}
-    assert run(SETTLE, "--all", "--wrap", "value").out == "0 moved into the secret store.\n"
+    assert run(SETTLE, "--all", "--wrap", "value").out == f"0 moved into the secret store. {BY_ITS_ID}\n"
     assert run("verify_credentials", "--deep").code == 0
 
 
@@ -65,7 +66,7 @@ def test_one_by_its_id_and_again(run: Run) -> None:
 def test_an_acknowledged_one_by_its_id_alone(run: Run) -> None:
     made = source(1, "a")
     assert run(SETTLE, "--all").code == 0
-    assert run(SETTLE, "--all", "--wrap", "token").out == "0 moved into the secret store.\n"
+    assert run(SETTLE, "--all", "--wrap", "token").out == f"0 moved into the secret store. {BY_ITS_ID}\n"
     assert run(SETTLE, made.pk, "--wrap", "token").out == "1 moved into the secret store.\n"
     assert not Acknowledgement.objects.exists()
 

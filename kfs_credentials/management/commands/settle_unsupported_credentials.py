@@ -68,7 +68,9 @@ Whoever reads the credentials finds {KEY: value} afterwards. A --wrap that was c
         super().add_arguments(parser)
         parser.add_argument("ids", nargs="*", metavar="SOURCE", type=uuid_argument, help="the ids of sources")
         parser.add_argument(
-            "--all", action="store_true", help="all of them, or those that --shape, --tenant and --space leave"
+            "--all",
+            action="store_true",
+            help="all that are not acknowledged yet, of what --shape, --tenant and --space leave",
         )
         parser.add_argument("--shape", choices=AcknowledgedShape.values, help="only credentials of this shape")
         parser.add_argument(
@@ -178,6 +180,8 @@ Whoever reads the credentials finds {KEY: value} afterwards. A --wrap that was c
             if len(left) > SHOWN:
                 self.stdout.write(f"and {len(left) - SHOWN:,} more")
         line = f"{_counts(outcomes)}."
+        if not ids:
+            line += " What is acknowledged already is moved where its id is given."
         if left:
             reasons = Counter(REASONS[what] for what in left.values())
             counts = "; ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
