@@ -151,12 +151,6 @@ MUTANTS = [
         "if named.state == RefState.RETIRED:",
     ),
     Mutant(
-        "repair: brings back what was ever claimed",
-        "models/ledger.py",
-        "return self.filter(~Exists(claimed), delete_attempts=0)",
-        "return self",
-    ),
-    Mutant(
         "repair: does not keep what was displaced",
         "repairs.py",
         "return self.refs().filter(pk__in=refs).keep(RefError.DISPLACED)",
