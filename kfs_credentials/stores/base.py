@@ -167,9 +167,7 @@ class SecretStore(ABC):
     ) -> Call[Outcomes[bool]]:
         """Start `delete_many` and return at once. `guard`, `look`: as for `start_put_many`, before objects go."""
         deadline = Deadline(settings.STORE_TIMEOUT, guard, look)
-        erase = partial(read_back.erase, self._delete_many, self._remain, works=self._works, deadline=deadline)
-        delete = partial(erase, were_there=set())
-        return self._start(delete, addresses, deadline)
+        return self._start(self._erasure(self._delete_many, self._remain, deadline), addresses, deadline)
 
     def read_probe(self) -> Sighting:
         """Return the probe, an error if no key of the ring opens it, None if there is none.
@@ -239,13 +237,18 @@ class SecretStore(ABC):
         before objects go. Raises what concerns the store as a whole, as `put_many` does, and what `look` raises.
         """
         deadline = Deadline(settings.STORE_TIMEOUT, look=look)
-        erase = partial(read_back.erase, self._delete_named, self._remain_named, works=self._works, deadline=deadline)
-        delete = partial(erase, were_there=set())
+        delete = self._erasure(self._delete_named, self._remain_named, deadline)
         return self._calls.start(partial(each, delete, names), deadline).result()
 
     def check(self) -> None:
         """Raise `StoreMisconfigured`, `StoreDenied` or `StoreUnavailable` if the store cannot be used now."""
         self._call(self._check)
+
+    def _erasure(
+        self, delete_many: Callable[..., Outcomes[bool]], remain: Callable[..., Sequence[bool]], deadline: Deadline
+    ) -> Callable[[Sequence[Any]], Outcomes[bool]]:
+        # The set is made here: what it notes holds for all tries of one call.
+        return partial(read_back.erase, delete_many, remain, works=self._works, were_there=set(), deadline=deadline)
 
     def _start(
         self, function: Callable[[Sequence[AddressT]], Outcomes[T]], items: Sequence[AddressT], deadline: Deadline
