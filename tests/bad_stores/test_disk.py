@@ -151,22 +151,28 @@ def test_a_cleanup_makes_room(disk: Disk, scene: Scene) -> None:
     stage.check()
 
 
-def test_a_cleanup_makes_room_beside_a_file_that_cannot_be_removed(disk: Disk, scene: Scene) -> None:
-    """Not by it, and not never: it is the one that is tried first, and each batch is as large as it is alone."""
-    stage = Stage(scene, SOURCES)
+def first_to_erase(stage: Stage, disk: Disk) -> Path:
+    """Make some refs due, and return the file of the one that is claimed first."""
+    scene = stage.scene
     stage.orphans()
     scene.execute(f"UPDATE {LEDGER} SET state = 'retired', next_delete_at = now() WHERE source_id NOT IN {NAMED}")
     (ref,) = scene.rows(f"SELECT credential_ref FROM {LEDGER} WHERE state = 'retired' ORDER BY id LIMIT 1")[0]
-    bad = disk.place / object_name(ref)
-    bad.unlink()
-    bad.mkdir()
     scene.execute(f"UPDATE {LEDGER} SET next_delete_at = '2000-01-01' WHERE credential_ref = %s", [ref])
+    return disk.place / object_name(ref)
+
+
+def test_a_cleanup_makes_room_beside_a_file_that_cannot_be_removed(disk: Disk, scene: Scene) -> None:
+    """Not by it, and not never: it is the one that is tried first, and each batch is as large as it is alone."""
+    stage = Stage(scene, SOURCES)
+    first = first_to_erase(stage, disk)
+    first.unlink()
+    first.mkdir()
     disk.fill()
     worker = scene.start_cleanup(PARK_AFTER=2, BATCH_SIZE=1)
     assert worker.wait() == LOOK, worker.printed
     states = f"SELECT state, delete_attempts, count(*) FROM {LEDGER} WHERE state <> 'active' GROUP BY 1, 2 ORDER BY 1"
     assert scene.rows(states) == [("deleted", 0, 2), ("retired", 2, 1)]
-    bad.rmdir()
+    first.rmdir()
     disk.make_room()
     scene.execute(f"UPDATE {LEDGER} SET next_delete_at = now() WHERE state = 'retired'")
     stage.recover()
@@ -175,11 +181,8 @@ def test_a_cleanup_makes_room_beside_a_file_that_cannot_be_removed(disk: Disk, s
 def test_a_cleanup_makes_room_beside_an_object_that_is_gone_already(disk: Disk, scene: Scene) -> None:
     """No room is made by that one, and it is put off: each batch is as large as it is alone."""
     stage = Stage(scene, SOURCES)
-    stage.orphans()
-    scene.execute(f"UPDATE {LEDGER} SET state = 'retired', next_delete_at = now() WHERE source_id NOT IN {NAMED}")
-    (ref,) = scene.rows(f"SELECT credential_ref FROM {LEDGER} WHERE state = 'retired' ORDER BY id LIMIT 1")[0]
-    (disk.place / object_name(ref)).unlink()
-    scene.execute(f"UPDATE {LEDGER} SET next_delete_at = '2000-01-01' WHERE credential_ref = %s", [ref])
+    first = first_to_erase(stage, disk)
+    first.unlink()
     disk.fill()
     worker = scene.start_cleanup(BATCH_SIZE=1, RETRY_BASE=1)
     assert worker.wait() == CLEAN, worker.printed

@@ -33,6 +33,9 @@ ORPHANED = "a ledger row is active, and no source has its ref"
 DANGLING = "a source has a ref without a ledger row that is active"
 UNREGISTERED = "an object in the store has no ledger row"
 LATE = "an object is in the store, and its ledger row is final"
+# And for a person, or once the source is repaired that held the row.
+BOTH = "a source has both a ref and legacy credentials"
+UNDATED = "a ledger row is not final, and its next move is at no known time"
 
 Call = tuple[str, Mapping[str, Any]]
 """A call to the services: the function's name, and its arguments."""

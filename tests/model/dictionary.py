@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.crashes.scene import DANGLING, LATE, ORPHANED, UNREGISTERED
+from tests.crashes.scene import BOTH, DANGLING, LATE, ORPHANED, UNDATED, UNREGISTERED
 from tests.model.world import GONE, NONE, UNREADABLE, Job, Ref, Row, Seen
 
-BOTH = "a source has both a ref and legacy credentials"
-UNDATED = "a ledger row is not final, and its next move is at no known time"
 STUCK = "a job is not over, and not to be claimed now or at a known time"
 PURGED = "a job is over, and its candidate is neither in use nor given up"
 

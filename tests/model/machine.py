@@ -19,7 +19,6 @@ from tests.model.faults import FAULTS
 from tests.model.races import Races
 from tests.model.world import ALIAS, SOURCES, UNREADABLE, ring
 
-CONDITIONS = ("none", "old", "new", "rotated", "string")
 ROUNDS, BATCHES = 12, 30
 """The most rounds that are left to go at the end, and the most batches in each, if all that time brings was brought."""
 

@@ -109,6 +109,8 @@ def _torture() -> Iterator[Torture]:
 
 
 def _run(torture: Torture, seconds: float, kills: int | None) -> int:
+    from tests.move_history import OF_REFS
+
     started = time.monotonic()
     totals: Counter[str] = Counter()
 
@@ -125,8 +127,6 @@ def _run(torture: Torture, seconds: float, kills: int | None) -> int:
             for what in found:
                 print(f"{kind}: {what}", flush=True)  # noqa: T201
         _report(torture, verdict, time.monotonic() - started)
-    from tests.move_history import OF_REFS
-
     counts = torture.crew.counts + torture.counts
     for what, count in sorted(counts.items()):
         print(f"{what}: {count}")  # noqa: T201

@@ -179,9 +179,9 @@ class Application:
             arguments |= {"credentials": {"token": value}, "operation_id": str(uuid4())}
             return Planned("rotate_credentials", arguments, space, source, value)
         if kind == "revoke":
-            return Planned("revoke_credentials", arguments, space, source, REVOKED)
+            return Planned("revoke_credentials", arguments, space, source, value)
         sources.discard(source)
-        return Planned("delete_source", arguments, space, source, GONE)
+        return Planned("delete_source", arguments, space, source, value)
 
     def _may_become(self, source: str | None, value: Value | None) -> None:
         """Note of a shared source what it may be from now on, whether the call takes place or not."""

@@ -20,8 +20,6 @@ REVOKED = "NoCredentials"
 UNREADABLE = "SecretNotFound"
 """Of a source that names a ref again which was erased before: an old writer brought it back too late."""
 
-NO_VALUES = (GONE, REVOKED, UNREADABLE)
-
 
 def new_value() -> Value:
     """Return a value that was never used."""

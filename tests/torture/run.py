@@ -20,7 +20,7 @@ from django.conf import settings as django_settings
 from django.db import connections
 
 from tests.crashes.database import ALIAS
-from tests.crashes.scene import DANGLING, LATE, ORPHANED
+from tests.crashes.scene import BOTH, DANGLING, LATE, ORPHANED, UNDATED
 from tests.invariants import check_invariants
 from tests.torture.crew import Crew, Odds
 from tests.torture.judge import Judge, Verdict
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 SPACES, SHARED, PER_SPACE = 8, 2, 6
 MOST_SOURCES = 120
 """With more than that nothing is added by the old application."""
-BOTH = "a source has both a ref and legacy credentials"
-UNDATED = "a ledger row is not final, and its next move is at no known time"
-"""Held while a source named it, which an old writer has made name another one since."""
 MEANWHILE = (ORPHANED, DANGLING, LATE, BOTH, UNDATED)
 """What may be found at any moment: it is for the next sweep or patrol, or for a person."""
 STRIKES, ACTS = 2, 6
